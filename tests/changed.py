@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import grimp
 
 from tests.import_graph import (
     PLUGIN_TREE,
@@ -20,11 +22,6 @@ from tests.import_graph import (
     is_test_file,
     modules_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import grimp
 
 ALWAYS = {"tests.unit.test_changed", "tests.unit.test_layers"}
 """They read every file there is, and take seconds."""

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
+from _pytest.terminal import TerminalReporter
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.processor import Account, ContainerWatch, machine_s, tree_s
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from _pytest.terminal import TerminalReporter
 
 UNIT = "tests/unit"
 COUNTS_AS_UNIT = ("tests/laws/",)

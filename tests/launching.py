@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.deploy.launch import Launch, Rank
+from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.container import NodePaths, rank_spec
+from sparkdeploy.plan.container import Deployment, HostFolders, NodePaths, rank_spec
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import alone
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.container import Deployment, HostFolders
-    from sparkdeploy.plan.observed import ModelFact
-    from sparkdeploy.recipe.load import Resolved
 
 
 def container_spec(

@@ -8,11 +8,8 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LOOK_S = 3.0

@@ -12,17 +12,15 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.recipe.foreign.report import Translation
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.load import Library, Loaded, look_into
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.foreign.report import Translation
 
 READ_BY_PARTS = {"defaults", "env", "command", "model"}
 FLAG = re.compile(r"(?<=\s)--?[A-Za-z][A-Za-z0-9_.-]*")

@@ -16,26 +16,21 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx2
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from sparkdeploy.gateway.app import Gateway
 from sparkdeploy.gateway.deployments import DeploymentLook, StackLook, Upstream
 from sparkdeploy.gateway.scheduler import Sighting
+from sparkdeploy.gateway.stack import ModelEntry
 from tests.fakes.gateway import fit_of, stack_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.requests import Request
-
-    from sparkdeploy.gateway.stack import ModelEntry
 
 CHAT = "/v1/chat/completions"
 STREAMS, TOKENS, TOKENS_PER_S = 64, 500, 50

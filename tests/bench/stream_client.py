@@ -15,15 +15,12 @@ import json
 import multiprocessing
 import socket
 import time
-from typing import TYPE_CHECKING
+from multiprocessing.connection import Connection
 
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import quantiles
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.server.streaming import DONE, event_data
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

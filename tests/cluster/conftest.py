@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.connection import NotInDockerError
 from sparkdeploy.node.host import DockerHost
 from tests.cluster.lending import lend
@@ -28,11 +30,6 @@ from tests.engine.forks import fork_server
 from tests.engine.shipped_stages import REHEARSAL, build_all, shipped_stages
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.image.stages import Stage
 
 __all__ = ["interrupts_are_heard"]  # a fixture for all tests of this folder
 RUN_TIMEOUT_S = 1000

@@ -11,11 +11,8 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 LAYERS = "overlay2"
 RECORDS = "image/overlay2"

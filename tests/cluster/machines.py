@@ -14,12 +14,9 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT = Path("/var/tmp")
 PREFIX = "sparkdeploy-machines-"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.conftest import said_in_time
+from tests.cluster.conftest import Program, said_in_time
 from tests.cluster.machines import TWINS, Machine, configure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cluster.conftest import Program
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.runs("cluster")]
 FIRST, SECOND = (name for name, _ in TWINS)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,10 +27,6 @@ from tests.cluster.conftest import (
 from tests.cluster.machines import TWINS, Machine, configure
 from tests.engine.conftest import until
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.docker,

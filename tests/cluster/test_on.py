@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.conftest import Program, docker_of, give_model, give_only, ours
-from tests.cluster.machines import HOME
+from tests.cluster.machines import HOME, Machine
 from tests.cluster.stand_in.image import build_stand_in_engine
 from tests.engine.conftest import until
 from tests.engine.shipped_stages import shipped_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.machines import Machine
 
 pytestmark = [
     pytest.mark.docker,

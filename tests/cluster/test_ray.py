@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.conftest import Program, ours, said_in_time, up
+from tests.cluster.machines import Machine
 from tests.engine.conftest import until
-
-if TYPE_CHECKING:
-    from tests.cluster.machines import Machine
 
 pytestmark = [
     pytest.mark.docker,

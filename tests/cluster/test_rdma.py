@@ -10,8 +10,9 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -21,15 +22,10 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources
-from tests.cluster.conftest import docker_of, give_only
+from tests.cluster.conftest import Program, docker_of, give_only
 from tests.cluster.machines import TWINS, Machine, cluster_section
 from tests.engine.shipped_stages import shipped_stages
 from tests.verbs import build_stand_in, build_stub
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Program
 
 pytestmark = [
     pytest.mark.docker,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.rehearsal.rehearse import FIRST_OF_ITS_KIND, RECORDED_EARLIER, SERVED_BEFORE
 from tests.cluster.conftest import Program, docker_of
+from tests.cluster.machines import Machine
 from tests.engine.recorded_texts import recorded_texts
-
-if TYPE_CHECKING:
-    from tests.cluster.machines import Machine
 
 pytestmark = [
     pytest.mark.docker,

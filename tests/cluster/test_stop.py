@@ -5,15 +5,11 @@ The tests build on one another: the first of them starts what the others stop.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.cluster.conftest import Program, docker_of, up
+from tests.cluster.machines import Machine
 from tests.cluster.test_up import MAIN, ONE, serving, whole
-
-if TYPE_CHECKING:
-    from tests.cluster.machines import Machine
 
 pytestmark = [
     pytest.mark.docker,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import Program
 from tests.engine.terminal.screen import DRAWN, PROMPT, SIZES, screen
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Program
 
 pytestmark = [
     pytest.mark.docker,

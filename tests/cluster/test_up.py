@@ -11,12 +11,14 @@ import re
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
 
 from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact
 from tests.cluster.conftest import (
     MODEL,
     Program,
@@ -28,11 +30,6 @@ from tests.cluster.conftest import (
     up,
 )
 from tests.cluster.machines import TWINS, Machine, cluster_section, third_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact
 
 pytestmark = [
     pytest.mark.docker,

@@ -6,17 +6,13 @@ import os
 import re
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+import subprocess
 
 import pytest
 
+from tests.cluster.conftest import Program
 from tests.cluster.machines import HOME, Machine
 from tests.engine.conftest import until
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from tests.cluster.conftest import Program
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.runs()]
 MB = 10**6

@@ -16,13 +16,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.engine.emulated import CPUINFO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RELEASE = "2.13.0"
 INFO, CPU_INFO = (f"torch-{it}.dist-info" for it in (RELEASE, f"{RELEASE}+cpu"))

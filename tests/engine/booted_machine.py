@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,9 +23,6 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import until
 from tests.engine.namespaces import children_of, network_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 CHECKOUT = Path(__file__).parents[2]
 SYSTEMD = "/usr/lib/systemd/systemd"

@@ -8,12 +8,9 @@ import shutil
 import socket
 import socketserver
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
 
 _ID = re.compile("[0-9a-f]{64}")
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.node import facts
+from sparkdeploy.settings import Settings
 from sparkdeploy.upkeep.image_build import StageImage, build_engine
 from sparkdeploy.upkeep.images import remove_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.settings import Settings
 
 Built = tuple[StageImage, ...]
 CPUINFO = "".join(

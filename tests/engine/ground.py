@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,6 @@ from tests.engine.conftest import model_at, until
 from tests.engine.forks import Running, WarmCli
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import build_image, copy_image, install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NAME = "main"
 DISK_MIB = 1024

@@ -10,15 +10,13 @@ import subprocess
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import docker
 import docker.errors
 
 from tests.engine.conftest import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 USER, PASSWORD = "owl", "hidden"
 HTPASSWD = f"{USER}:$2b$04$Sw2lnZUNMRoSpY2MDRXTxOqpp2.NhYC9yLdWxWXY5WFMa5NpozMDW\n"

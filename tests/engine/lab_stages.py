@@ -5,22 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
 
 
 def make_stage(name: str, dockerfile: str, below: Stage | None = None, **more: object) -> Stage:

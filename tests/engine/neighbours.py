@@ -9,8 +9,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -18,9 +19,6 @@ import yaml
 
 from sparkdeploy.export.neighbours import SERVICES
 from tests.engine.conftest import free_port, until
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 SHIPPED = yaml.safe_load(SERVICES.read_text())
 RELEASE = SHIPPED["litellm"]["image"].rpartition(":v")[2]

@@ -11,14 +11,11 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
-from sparkdeploy.node.container import Mount
+from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.node.containers import Containers
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerSpec
 
 WITHOUT_AVX512 = "SPARKDEPLOY_TESTS_WITHOUT_AVX512"
 PLACE = "/tests/narrow"

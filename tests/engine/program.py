@@ -6,16 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.engine.forks import fork_server
 from tests.engine.processor import hides_avx512
 from tests.engine.shipped_stages import REHEARSAL
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 SHIPPED_COMMAND = (sys.executable, "-m", "sparkdeploy")
 NARROW_COMMAND = (sys.executable, "-m", "tests.engine.narrow_cli")

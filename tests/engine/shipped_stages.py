@@ -6,21 +6,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import Settings, load_settings, resources
 from tests.engine.lab_stages import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.settings import Settings
 
 REHEARSAL = "cpu-0.32"
 

@@ -14,17 +14,15 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
 from tests.engine.namespaces import children_of, network_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 START_DEADLINE_S = 60.0
 DISK_MIB = 96

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparkdeploy.image.build import find_built
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
 from tests.engine.lab_stages import build
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 DOCKERFILE = r"""
 FROM {base} AS whole

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.inside import rdma
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
-from sparkdeploy.settings import BuildNetwork
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import BuildEvent
+from sparkdeploy.settings import BuildNetwork, Settings
 from sparkdeploy.terminal.step import Step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import BuildEvent
-    from sparkdeploy.settings import Settings
 
 
 class RecordedStep(Step):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint.contents import Described
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 from sparkdeploy.checkpoint.published import remote_tensors
-from sparkdeploy.checkpoint.ranges import read_config
+from sparkdeploy.checkpoint.ranges import RangeSource, read_config
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.estimate.model import facts_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
-    from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.source import CheckpointSource
-    from sparkdeploy.estimate.model import ModelFacts
+from sparkdeploy.estimate.model import ModelFacts, facts_from
 
 
 def ignore(_done_bytes: int, _total_bytes: int) -> None:

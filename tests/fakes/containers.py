@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from sparkdeploy import labels
-from sparkdeploy.node.container import ContainerFact, ImageFact
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, ListedContainer
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import EngineInfo
 from tests.fakes.plans import DOCKER
-
-if TYPE_CHECKING:
-    from sparkdeploy.errors import NodeError
-    from sparkdeploy.node.container import ContainerSpec, ListedContainer
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import EngineInfo
 
 MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
 

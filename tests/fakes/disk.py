@@ -6,12 +6,11 @@ import ctypes
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from sparkdeploy.checkpoint import durable
-
-if TYPE_CHECKING:
-    import pytest
 
 _Version = tuple[int, int]
 

@@ -6,24 +6,19 @@ Neighbours are cabled at different ports, so that no two nodes of a pair share a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.node.fabric import FabricFact, Interface, RdmaDevice
-from sparkdeploy.node.facts import GpuFact
+from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.steps import make_topology
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.plan.steps import Plan, make_topology
+from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.plans import FOLDERS, SPARK, model_fact
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
 
 
 def interfaces_of(number: int) -> tuple[str, str]:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
@@ -21,9 +22,6 @@ from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import TEXT, TEXT_AND_SPEECH
 from sparkdeploy.recipe.document import ValueOrigin
 from tests.fakes.http_server import Handler, HttpServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WAIT_S = 20.0
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy import expectation, lifecycle, prepare, recovery, removal
@@ -16,40 +19,30 @@ from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy import up as deploy_up
+from sparkdeploy.deploy.lifecycle import Started
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.monitor import status
-from sparkdeploy.node.container import ContainerSpec, ImageFact
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, ListedContainer
 from sparkdeploy.node.node import Node, Nodes, node_behind
+from sparkdeploy.node.ssh import SshLink
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan, topology_for
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.steps import for_cluster
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.plan.steps import Plan, for_cluster
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.server.health import Readiness
 from sparkdeploy.settings import load_settings
 from tests.fakes.adapters import told_inside
 from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import fabric_fact, spark, sparks
 from tests.fakes.plans import FOLDERS, SPARK, built, model_fact
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from sparkdeploy.deploy.lifecycle import Started
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
-    from sparkdeploy.node.ssh import SshLink
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library, Resolved
-    from sparkdeploy.server.health import Readiness
 
 NEW = "sparkdeploy-main"
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"

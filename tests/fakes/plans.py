@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import labels
 from sparkdeploy.image.stages import stages_of
@@ -14,14 +14,11 @@ from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.answers import planned_answers
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library, Resolved
 
 GIB = 2**30
 IMAGE = "sparkdeploy/plugin:0123456789abcdef"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.fakes.scripted_server import DEADLINE_S, read_request
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Iterator, Sequence
 
 
 @dataclass

@@ -12,11 +12,9 @@ import json
 import socket
 import struct
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Any
 
 DEADLINE_S = 30.0
 HEAD = (

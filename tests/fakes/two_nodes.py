@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from tests.fakes.containers import container
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerFact
-    from tests.fakes.containers import FakeContainers
-    from tests.fakes.machines import Lab
+from sparkdeploy.node.container import ContainerFact
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import Lab
 
 BOTH = ("spark-1", "spark-2")
 OLD, NEW = "sparkdeploy-main-replaced", "sparkdeploy-main"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.fakes.http_server import Handler, HttpServer
 from tests.fakes.scripted_server import DONE, event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TOKENS_A_WORD = 2
 TEMPLATE_TOKENS = 5

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.layers import STATE_BYTES
 from sparkdeploy.estimate.kv_cache import (
     CPU_BLOCK_TOKENS,
     CUDA_BLOCK_TOKENS,
+    CacheLayout,
     CacheSettings,
     cache_layout,
 )
 from tests.families import NAMES, config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.estimate.kv_cache import CacheLayout
 
 POOL_BYTES = 1 << 28
 COMMON = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "max_num_seqs": 8}

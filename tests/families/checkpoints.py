@@ -6,17 +6,15 @@ import json
 import math
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from sparkdeploy.checkpoint.safetensors import write_file
 from sparkdeploy.checkpoint.tiny_model.build import config_files
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.families import config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
 NO_MATRIX = re.compile(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sparkdeploy.checkpoint.contents import Described, method_of
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.estimate.model import ModelFacts, facts_from
 from tests.families.checkpoints import is_matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ORIGIN: Final = "derived from config.json (no header was read); towers and draft layers left out"
 _BLOCK: Final = 128

@@ -8,18 +8,16 @@ import json
 import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.fakes.http_server import HttpServer, serving
 from tests.hub.quiet import QuietHandler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")

@@ -7,15 +7,13 @@ store that repositories share are the library's.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 from huggingface_hub import file_download
 from huggingface_hub.utils._xet import XetFileData, refresh_xet_connection_info
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK_BYTES = 1 << 18
 IN_PROCESSES = Path(__file__).parent / "xet_in_processes"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Iterator
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Any
 
 MAX_WAYS = 8
 CANDIDATES = "a1A_-. :/'\"=([{<,;@\\\t\r\n\x1b~!%"

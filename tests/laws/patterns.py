@@ -6,15 +6,13 @@ import ast
 import functools
 import importlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 SCANNING = frozenset({"search", "sub", "subn", "split", "findall", "finditer"})

@@ -10,16 +10,13 @@ import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 SECRET = "this-is-a-private-key"
 MODULES = (

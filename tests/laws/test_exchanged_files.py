@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
 
 import pytest
 
@@ -20,11 +22,6 @@ from sparkdeploy.plan.folders import read_template
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.recipe.load import library
 from sparkdeploy.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from io import BufferedReader
-    from pathlib import Path
 
 HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
 ASKING = "serve: {chat_template: a.jinja}\nmods: [{folder: mods/m}, {run: 'echo one\n\n  two'}]\n"

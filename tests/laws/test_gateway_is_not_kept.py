@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from sparkdeploy.gateway.access import (
     MAX_FORM_PARTS,
@@ -22,11 +23,6 @@ from sparkdeploy.gateway.access import (
 )
 from tests.fakes.gateway import stack_of
 from tests.laws.attacks import UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.types import Receive, Scope, Send
 
 HEAD_BYTES = 60_000
 BODY_BYTES = 4 << 20

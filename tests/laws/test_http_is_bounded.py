@@ -14,8 +14,10 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
@@ -31,10 +33,6 @@ from sparkdeploy.server.client import ServedModel
 from sparkdeploy.upkeep import setup
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 THE_CLIENTS = {

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import sparkdeploy
 from tests import syntax
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLIENTS = frozenset({"ServedModel", "Streams"})
 WITHOUT = {

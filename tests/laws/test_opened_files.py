@@ -7,15 +7,12 @@ was made private. So files are written by `atomic_files`, or opened with O_EXCL 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 IN_A_CONTAINER = ("sparkdeploy/image/inside/", "sparkdeploy/vllm_plugin/")
 """These run in an image or a container, in folders where no user of the host writes."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from sparkdeploy.recipe.releases import families
 from sparkdeploy.server import crash, phases
 from tests.laws.attacks import texts
 from tests.laws.patterns import SCANNING, Pattern, patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {

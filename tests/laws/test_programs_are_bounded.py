@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import io
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from sparkdeploy.authoring.source import git
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node import ssh
 from sparkdeploy.node.ssh import SshLink, SshTarget
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ON_STDOUT = "exec cat /dev/zero"
 ON_STDERR = "exec cat /dev/zero >&2"

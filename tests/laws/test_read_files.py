@@ -7,15 +7,12 @@ A pipe is waited for without an end, a link to /dev/zero fills the memory. So fi
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 IN_A_CONTAINER = ("sparkdeploy/image/inside/", "sparkdeploy/vllm_plugin/")
 OWN = ("__file__", "with_name", "resources()", "_FOLDER", "'/proc", "KERNEL_LOCKS")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
@@ -16,9 +16,6 @@ from sparkdeploy.checkpoint import hub_client, transfer
 from sparkdeploy.checkpoint.hub import Hub, RetryError, authorization
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HUB = "https://hub.example"
 TOKEN = "hf_secret"

@@ -6,8 +6,8 @@ import functools
 import itertools
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
@@ -16,9 +16,6 @@ from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.terminal.console import console
 from tests.unit.program import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
 _homes = itertools.count()

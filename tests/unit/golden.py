@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from sparkdeploy.terminal.style import plain_text
-from sparkdeploy.terminal.tables import laid_out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkdeploy.terminal.tables import Block
+from sparkdeploy.terminal.tables import Block, laid_out
 
 
 def plain_lines(blocks: Iterable[Block], width: int | None = None) -> list[str]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
+import typer
 
 from sparkdeploy.authoring import outlook
 from sparkdeploy.cli import main as cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    import pytest
-    import typer
-
 
 _build: Callable[[Collection[str]], typer.Typer] = cli.program
 # A process of its own builds the program and reads a command's signature once too.

@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy import atomic_files, shell
 from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.terminal.safe_text import visible_log
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_link_with_the_targets_name_is_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.changed import changed_files, selected
 from tests.import_graph import REPOSITORY, commands, file_of, import_graph, is_test_file, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import grimp
 
 pytestmark = pytest.mark.outside
 

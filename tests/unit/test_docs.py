@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from sparkdeploy.monitor.draw import screen_of
 from sparkdeploy.terminal.style import plain_text
+from tests.unit.program import Run
 from tools import pictures
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.program import Run
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,11 +28,7 @@ from tests.fakes.bench_runs import cell, sample_run
 from tests.fakes.hostile_text import commands_in
 from tests.fakes.odd_json import Changes, changed, oddities
 from tests.unit.bench.captures import capture, logs, text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = pytest.mark.outside
 

@@ -7,17 +7,14 @@ import functools
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.image.stages import GUARD_MODULES
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 MAX_LINES = 400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +10,7 @@ from sparkdeploy import settings
 from sparkdeploy.bench.endpoint import Access, server_at
 from sparkdeploy.checkpoint.hub import is_web_address
 from sparkdeploy.errors import RecipeError, UsageError
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 @pytest.mark.parametrize("url", ["http://[x", "http://x:port", "http://x:99999"])

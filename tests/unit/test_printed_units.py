@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.load import parse_span
+from sparkdeploy.bench.record import Cell
 from sparkdeploy.bench.report import sections
 from sparkdeploy.bench.tables import span_text
 from sparkdeploy.monitor.draw import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
-
-if TYPE_CHECKING:
-    from sparkdeploy.bench.record import Cell
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 UNIT_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 SWEPT = sample_run("v2", speed=51.0).suites[2].cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from sparkdeploy.errors import Mistakes, UnhealthyError
 from sparkdeploy.terminal.console import Console, failure_lines
 from sparkdeploy.terminal.progress import Progress
-from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.terminal.style import plain_text
 from tests.examples import examples
 from tests.unit.emulator import Emulator
-
-if TYPE_CHECKING:
-    from sparkdeploy.terminal.step import Step
 
 PLAIN = {"CI": "1", "NO_COLOR": "1", "TERM": "dumb"}
 

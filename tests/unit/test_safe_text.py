@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import typer
@@ -33,12 +34,7 @@ from tests.fakes.bench_runs import sample_run
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.hostile_text import HOSTILE, commands_in
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 # A title, a cleared screen, a coloured word, an 8-bit introducer, a turned direction, half a pair.
 hostile_texts = st.text(

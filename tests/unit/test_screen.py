@@ -9,16 +9,13 @@ import select
 import signal
 import struct
 import termios
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.terminal.screen import END_OF_INPUT, GIVE_BACK, TAKE, FullScreen
 from sparkdeploy.terminal.style import line_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.outside
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,7 @@ from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.upkeep.diagnose import diagnose
 from tests.fakes.containers import Crashed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 S = "Pl4nted9s3cretVALUE0123"
 FORMS = [

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import read_cluster
 from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, describe, load_settings
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 KINDS = ("config", "state", "cache", "data", "lock")
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 COMMANDS = re.compile(r"\b(sparkdeploy|sudo|docker|rm|mv|chmod|chown|ssh|curl|git|ls|mkdir|write) ")

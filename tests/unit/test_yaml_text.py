@@ -6,7 +6,8 @@ import os
 import resource
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +21,6 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHELF = Library((REPOSITORY / "recipes",))
 HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"

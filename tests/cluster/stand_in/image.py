@@ -10,19 +10,15 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.node.facts import architecture
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import resources
 from tests.engine.shipped_stages import shipped_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
 
 FOLDER = Path(__file__).parent
 DOCKERFILE = """\

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,6 @@ from sparkdeploy.bench.report.page import read_published, report_page
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.fakes.bench_runs import judged, loaded_run, sample_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 WITHOUT_BROWSER = "SPARKDEPLOY_TESTS_WITHOUT_BROWSER"
 LONG = "a-recipe-whose-name-goes-on-and-on-and-on-until-nobody-wants-to-read-it-any-further"

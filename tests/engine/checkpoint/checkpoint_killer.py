@@ -17,9 +17,10 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import httpx2
 
@@ -27,9 +28,6 @@ from sparkdeploy.checkpoint.fp8_shard import read_shard
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.errors import CheckpointError
 from tests.engine.checkpoint import checkpoint_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

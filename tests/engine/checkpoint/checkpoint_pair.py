@@ -9,16 +9,13 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.checkpoint.contents import ModelSizes, model_sizes, mtp_names, shared_expert_shapes
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.safetensors import DTYPE_BITS, TensorInfo, header_bytes, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 Spec = tuple[str, str, tuple[int, ...]]
 """Name, dtype and shape."""

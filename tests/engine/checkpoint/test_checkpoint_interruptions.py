@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
 from tests.engine.checkpoint.checkpoint_killer import tree_hash
 from tests.engine.checkpoint.checkpoint_pair import SMALL, TWENTIETH, PairShape, build_pair
 from tests.hub.double import HubDouble, Repo, hub_double
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[3]
 COMMIT = "c" * 40

@@ -9,7 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from tests.engine.checkpoint.test_checkpoint_interruptions import REPOSITORY
 from tests.engine.program import Program
 from tests.hub.double import HubDouble, Repo, hub_double
 from tests.hub.xet import IN_PROCESSES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.runs("checkpoint")
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port
 from tests.engine.counting_proxy import Requests, counting_proxy
 from tests.engine.forks import WarmCli
 from tests.engine.ground import Ground, ground
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

@@ -6,18 +6,15 @@ import json
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import until
 from tests.engine.program import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = pytest.mark.runs("doctor")
 

@@ -6,7 +6,8 @@ import json
 import random
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,15 +23,10 @@ from sparkdeploy.export.neighbours import (
 )
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
-from tests.engine.conftest import DEADLINE_S, model_at, port_of, until
+from tests.engine.conftest import DEADLINE_S, SpecMaker, model_at, port_of, until
 from tests.engine.program import Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.conftest import SpecMaker
 
 pytestmark = pytest.mark.runs("export")
 

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,17 +17,12 @@ import pytest
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.neighbours import litellm_export, write_export
 from sparkdeploy.gateway import proxy
+from sparkdeploy.gateway.deployments import Upstream
+from sparkdeploy.gateway.stack import ModelEntry
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port
 from tests.engine.neighbours import litellm, post
 from tests.fakes.gateway import ModelHandler, ScriptedDeployments, gateway, keys_in, stack_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.gateway.deployments import Upstream
-    from sparkdeploy.gateway.stack import ModelEntry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.runs()]
 

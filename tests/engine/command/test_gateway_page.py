@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.engine.bench.browser import Browser, Screen
 from tests.engine.conftest import until
 from tests.fakes.gateway import ScriptedDeployments, gateway, keys_in, stack_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.runs()]
 

@@ -9,8 +9,8 @@ import subprocess
 import time
 import uuid
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from sparkdeploy import __version__
 from sparkdeploy.settings import CA_BUNDLE_VARIABLES, PROXY_VARIABLES
 from tests.engine.command.dists import CHECKOUT, UV, build_dists, the_only
 from tests.engine.turns import vllm_turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHECKED_OUT = f"--volume={CHECKOUT}:/checkout:ro"
 SYSTEM_CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 from urllib.error import HTTPError
 
 import pytest
@@ -14,9 +14,6 @@ from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port
 from tests.engine.neighbours import litellm, post
 from tests.fakes.http_server import TableServer, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.runs("export")]
 

@@ -7,15 +7,12 @@ import os
 import subprocess
 import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy import __version__
 from tests.engine.command.dists import CHECKOUT, UV, build_dists, the_only
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = ("SPARKDEPLOY_", "XDG_", "PYTHON")
 

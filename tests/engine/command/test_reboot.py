@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
+from tests.engine.booted_machine import BootedMachine
 from tests.engine.conftest import model_at, until
 from tests.engine.stand_in.booted import user_of_a_booted_machine
 from tests.engine.stand_in.engine import RECIPE, StandInEngine
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.booted_machine import BootedMachine
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import docker
 import pytest
+from docker.models.containers import Container
 
 from sparkdeploy import labels
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
 from tests.engine.lab_stages import build, make_stage, rootfs
 from tests.engine.program import Program
 from tests.engine.small_engine import small_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from subprocess import CompletedProcess
-
-    from docker.models.containers import Container
-
-    from sparkdeploy.image.stages import Stage
 
 pytestmark = [pytest.mark.docker, pytest.mark.runs("checkpoint", "clean")]
 

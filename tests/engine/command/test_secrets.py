@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.deploy.evidence import save_evidence
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.container import (
     UNPRIVILEGED_ID,
     Deployment,
@@ -25,11 +26,6 @@ from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.stand_in.engine import build_image
 from tests.launching import container_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

@@ -7,23 +7,19 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.metrics import read_metrics
 from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
 from tests.engine.program import Program
-from tests.engine.terminal.screen import SIZES, screen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.terminal.screen import Screen
+from tests.engine.terminal.screen import SIZES, Screen, screen
 
 pytestmark = [pytest.mark.docker, pytest.mark.runs("status", "chat", "ask")]
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
+from tests.engine.booted_machine import BootedMachine
 from tests.engine.conftest import until
 from tests.engine.stand_in.booted import user_of_a_booted_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.booted_machine import BootedMachine
-    from tests.engine.stand_in.engine import StandInEngine
+from tests.engine.stand_in.engine import StandInEngine
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,24 +12,21 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, until
 from tests.launching import container_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import docker
 import pytest
@@ -32,10 +32,6 @@ from tests.engine.conftest import DEADLINE_S, model_at, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 from tests.engine.stand_in.engine import REFERENCE
 from tests.engine.stand_in.replacing import put_in_place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = [
     pytest.mark.docker,

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.node.facts import parse_meminfo
 from tests.engine.conftest import free_port, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.engine.forks import Running
-    from tests.engine.ground import Ground
+from tests.engine.forks import Running
+from tests.engine.ground import Ground
 
 pytestmark = [
     pytest.mark.docker,

@@ -14,17 +14,14 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 import pytest
 
-from tests.engine.conftest import DEADLINE_S, TEST_LABEL, until
+from sparkdeploy.node.host import DockerHost
+from tests.engine.conftest import DEADLINE_S, TEST_LABEL, SpecMaker, until
 from tests.engine.ground import seeds
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.conftest import SpecMaker
 
 PLUGIN_TREE = Path(__file__).parents[3] / "sparkdeploy" / "vllm_plugin"
 GUARD = (sys.executable, "-m", "sparkdeploy_vllm.guard")

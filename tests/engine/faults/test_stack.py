@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy import yaml_text
 from tests.engine.conftest import free_port, model_at, until
 from tests.engine.forks import WarmCli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.engine.ground import Ground
+from tests.engine.ground import Ground
 
 pytestmark = [
     pytest.mark.docker,

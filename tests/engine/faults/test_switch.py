@@ -7,16 +7,13 @@ import random
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.engine.asking import ALIAS, MODELS, Client
 from tests.engine.conftest import until
+from tests.engine.forks import Running
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
-
-if TYPE_CHECKING:
-    from tests.engine.forks import Running
 
 pytestmark = [
     pytest.mark.docker,

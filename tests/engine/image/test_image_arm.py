@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,7 +15,9 @@ from sparkdeploy import labels
 from sparkdeploy.image.inside.prove import runs_on
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ContainerSpec, Mount
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
+from sparkdeploy.upkeep.image_build import StageImage
 from tests.engine.emulated import (
     CPUINFO,
     Built,
@@ -23,12 +25,6 @@ from tests.engine.emulated import (
     skip_where_nothing_is_emulated,
 )
 from tests.engine.vllm.twin_user import unique_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.upkeep.image_build import StageImage
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600)]
 ENGINES = {"cuda-0.25": ("0.25.1", "2.11.0"), "cuda-0.33": ("0.33.0", "2.14.0")}

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from sparkdeploy.node import facts
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.rehearsal.rehearse import FIRST_OF_ITS_KIND, SERVED_BEFORE
 from sparkdeploy.settings import load_settings
 from tests.engine.arm_torch import cpu_wheel
@@ -19,11 +21,6 @@ from tests.engine.emulated import emulated_engine, skip_where_nothing_is_emulate
 from tests.engine.program import Program
 from tests.engine.shipped_stages import REHEARSAL
 from tests.engine.turns import vllm_turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600), pytest.mark.runs("rehearse")]
 EMULATED = (sys.executable, "-m", "tests.engine.emulated_cli")

@@ -6,26 +6,23 @@ import base64
 import contextlib
 import io
 import json
+import subprocess
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 
 from sparkdeploy.image.stages import UPPERMOST_FIRST
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.image_pins import ImageLock
 from tests.engine.conftest import free_port
 from tests.engine.image.test_image_existing import SITE, with_vllm
 from tests.engine.lab_registry import PASSWORD, USER, LabRegistry
 from tests.engine.program import Program
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.runs("plan", "up", "image")]
 ENGINE = """\

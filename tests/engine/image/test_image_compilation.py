@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.image.compilation import compile_spec
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import until
 from tests.engine.shipped_stages import shipped_stages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = pytest.mark.docker
 

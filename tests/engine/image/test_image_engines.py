@@ -11,8 +11,10 @@ import io
 import json
 import re
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +22,7 @@ from sparkdeploy.deploy import prepare
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.inside.prove import MARK
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Node
 from sparkdeploy.settings import Settings, load_settings
@@ -30,12 +33,6 @@ from tests.engine.other_engines import usr_of
 from tests.engine.small_engine import EngineProgram, SmallEngine, small_engine
 from tests.engine.small_python import small_python
 from tests.engine.stand_in.engine import build_image, copy_image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ImageFact
 
 pytestmark = [
     pytest.mark.docker,

@@ -11,10 +11,10 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import docker
 import pytest
@@ -22,6 +22,7 @@ import pytest
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
 from tests.engine.conftest import DEADLINE_S, until
@@ -34,11 +35,6 @@ from tests.engine.small_engine import (
     SmallEngine,
     small_engine,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ImageFact
 
 MIB = 2**20
 HELD = (

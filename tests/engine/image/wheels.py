@@ -6,16 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from sparkdeploy.image.lock import index_variables
+from sparkdeploy.settings import BuildNetwork
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkdeploy.settings import BuildNetwork
 
 
 def fetch_wheels(

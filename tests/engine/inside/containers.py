@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import docker
 
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.processor import ENGINE_PYTHON, ENV, PLACE, hides_avx512, narrow_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 FEW_CPU_SHARES = 128
 """Of `CPU_SHARES`, that others have: the real vLLM of other tests has the processors first."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import docker
 import pytest
@@ -19,14 +19,10 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_fp8_model, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

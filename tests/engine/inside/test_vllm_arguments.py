@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import resources
 from tests.engine.inside.containers import python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 

@@ -6,21 +6,18 @@ No server is started: the programs in vllm_doors run in the CPU engine's image, 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.launch import serve_argv, serve_env
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.inside.containers import python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 

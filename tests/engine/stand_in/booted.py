@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from sparkdeploy.node.host import DockerHost
 from tests.engine.booted_machine import BootedMachine, booted_machine
 from tests.engine.conftest import free_port
 from tests.engine.stand_in.engine import StandInEngine, build_image, copy_image, install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextlib.contextmanager

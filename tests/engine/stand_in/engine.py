@@ -10,20 +10,17 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import sparkdeploy
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.facts import architecture
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock, contents_adapter
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources
 from tests.engine.stand_in.image import FOLDER, RECORDED
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 ENGINE = """\
 schema: 1

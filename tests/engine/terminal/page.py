@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    import pytest
 
 SCREENS = REPOSITORY / "tests" / "golden" / "screens"
 SIGNS = re.compile(r"^\s*([✓✗▸·|]|error:|fix:|warning:|try:|next:|█)", re.MULTILINE)

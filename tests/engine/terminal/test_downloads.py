@@ -5,20 +5,15 @@ from __future__ import annotations
 import random
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engine.program import Program
 from tests.engine.terminal.page import hold_screen
 from tests.engine.terminal.screen import DRAWN, EACH_SIZE, PROMPT, SIZES, screen
-from tests.hub.double import Repo, hub_double
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.hub.double import HubDouble
+from tests.hub.double import HubDouble, Repo, hub_double
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs("checkpoint")]
 COMMIT = "c" * 40

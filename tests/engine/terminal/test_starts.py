@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port
 from tests.engine.ground import Ground, ground
 from tests.engine.terminal.page import hold_screen
 from tests.engine.terminal.screen import DRAWN, EACH_SIZE, PROMPT, SIZES, Screen, screen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

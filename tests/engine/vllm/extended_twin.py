@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -13,18 +14,14 @@ from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import Extent, UpOptions, up
 from sparkdeploy.node.container import Mount
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import draft_plan
+from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.vllm.twin_user import TWIN_RECIPE, unique_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.client import ServedModel
 
 MOUNT = "/test/extension"
 DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": MOUNT}

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import requests
 
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
 
 LATE_S = 10
 """How much later than after `limits.stall_s` a hang may be noticed."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import platformdirs
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.inside.containers import CPU_SHARES, python_in
 from tests.engine.inside.test_checkpoint_readers import engine_image
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

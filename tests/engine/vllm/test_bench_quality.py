@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port, model_at, until
+from tests.engine.program import Program
 from tests.engine.vllm.extended_twin import Extension, call, is_serving, start
 from tests.engine.vllm.twin_user import twin_user
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

@@ -10,8 +10,9 @@ import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 import pytest
@@ -21,12 +22,7 @@ from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.shipped_stages import build_all, shipped_stages
-from tests.families.cases import CASES, hold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.families.cases import Case
+from tests.families.cases import CASES, Case, hold
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -14,22 +14,18 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import DEADLINE_S, free_port, patiently, until
+from tests.engine.program import Program
 from tests.engine.vllm.hang import LATE_S, Served
 from tests.engine.vllm.twin_user import TWIN_RECIPE, cached_twin_user, is_busy, unique_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

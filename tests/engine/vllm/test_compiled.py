@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import free_port, until
+from tests.engine.program import Program
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

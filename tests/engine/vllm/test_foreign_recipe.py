@@ -10,19 +10,15 @@ import re
 import shlex
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import free_port
+from tests.engine.program import Program
 from tests.engine.vllm.twin_user import twin_user, unique_name
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

@@ -6,23 +6,19 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 
 from sparkdeploy.node.facts import parse_meminfo
 from tests.engine.conftest import free_port, until
+from tests.engine.program import Program
 from tests.engine.vllm.twin_user import TWIN_RECIPE, is_busy, twin_user, unique_name
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

@@ -11,20 +11,17 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
 
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import free_port, patiently, until
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

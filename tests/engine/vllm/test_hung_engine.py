@@ -8,14 +8,16 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port, until
+from tests.engine.program import Program
 from tests.engine.vllm.hang import LATE_S, LONG, Served
 from tests.engine.vllm.twin_user import (
     TWIN_RECIPE,
@@ -24,12 +26,6 @@ from tests.engine.vllm.twin_user import (
     unique_name,
     wait_until_guarded,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

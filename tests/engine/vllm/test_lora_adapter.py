@@ -6,7 +6,8 @@ The model is a dense Qwen3 of random weights: the CPU build has no kernels for e
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import requests
@@ -15,10 +16,6 @@ from tests.engine.conftest import free_port
 from tests.engine.program import Program
 from tests.engine.vllm.twin_user import unique_name
 from tests.families.checkpoints import Tensors, plain, random_checkpoint, write_random
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     # What the plugin makes of an adapter is held on real layers in tests/engine/inside.

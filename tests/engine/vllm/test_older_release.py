@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from sparkdeploy.settings import load_settings
 from tests.engine.program import Program
 from tests.engine.shipped_stages import shipped_stages
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.docker,

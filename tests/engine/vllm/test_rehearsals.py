@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.rehearsal.miniature import DRAFT_ROWS
 from sparkdeploy.rehearsal.rehearse import MAX_TOKENS, RECORDED_EARLIER, SERVED_BEFORE
 from sparkdeploy.rehearsal.requests import ANSWERED, PROMPT, SAMPLED
@@ -19,12 +22,6 @@ from tests.engine.program import Program
 from tests.engine.recorded_texts import recorded_texts
 from tests.engine.shipped_stages import REHEARSAL
 from tests.families import config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.engine.program import Program
 from tests.families import config
 from tests.rehearsed import BY_A_SMALL_ONE, BY_THEIR_OWN_CONFIGURATION
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.docker,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.asking import ALIAS, MODELS, Client
 from tests.engine.conftest import free_port, until
+from tests.engine.program import Program
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,

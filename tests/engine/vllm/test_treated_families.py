@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import free_port
 from tests.engine.program import Program
 from tests.engine.vllm.twin_user import unique_name
 from tests.families.checkpoints import random_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 pytestmark = [
     pytest.mark.docker,

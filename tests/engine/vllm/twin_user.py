@@ -6,23 +6,19 @@ import contextlib
 import json
 import re
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import requests
 from huggingface_hub import snapshot_download
 
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import until
 from tests.engine.program import Program
 from tests.hub.double import Repo, hub_double
 from tests.hub.xet import xet_by_get
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 TWIN_RECIPE = "tiny"
 """What `twin_user` has a recipe for."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
 from tests.families import config
 from tests.families.checkpoints import plain, write
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def made(run: Run, *words: str) -> dict[str, object]:

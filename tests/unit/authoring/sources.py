@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = """\
 schema: 1

@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import yaml_text
 from sparkdeploy.authoring.new_model import KNOBS, changing_text
 from sparkdeploy.plan.models import locate_model
-from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.load import Library, library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.families import config
-from tests.hub.double import Repo, hub_double
+from tests.hub.double import HubDouble, Repo, hub_double
 from tests.unit.authoring.new_models import folder_at, folder_of, made, weights_of
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.recipe.load import Library
-    from tests.hub.double import HubDouble
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
+from tests.unit.program import Run
 from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
 
 SHELF = Library((REPOSITORY / "recipes",))
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.pull import Pulled
+import pytest
+
+from sparkdeploy.checkpoint.pull import Pulled, WantedRepository
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import checkpoints
 from tests.unit.authoring.sources import commit, recipe, run_git, taken, write
-
-if TYPE_CHECKING:
-    import pytest
-
-    from sparkdeploy.checkpoint.pull import WantedRepository
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def test_a_source_is_taken_listed_searched_and_forgotten(run: Run, origin: Path) -> None:

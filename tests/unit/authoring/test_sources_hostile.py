@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,7 @@ from sparkdeploy.authoring.source import files, git
 from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 from tests.unit.authoring.sources import commit, recipe, run_git, taken, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def hostile_tree(folder: Path) -> str:

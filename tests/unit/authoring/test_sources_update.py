@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +16,7 @@ from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from tests.unit.authoring.sources import THEIRS, commit, recipe, run_git, write
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def sources() -> Sources:

@@ -13,32 +13,27 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import labels
 from sparkdeploy.bench import run as bench_run
 from sparkdeploy.bench.campaign import run as campaign_run
 from sparkdeploy.bench.campaign import steps as campaign_steps
-from sparkdeploy.bench.endpoint import Access, reach_url
+from sparkdeploy.bench.endpoint import Access, Endpoint, reach_url
 from sparkdeploy.bench.quality import capture, probes
 from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.report import fail, ok
-from sparkdeploy.deploy.request import resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.report import values_to_show
 from tests.fakes.tool_container import REPORT
 from tests.unit.bench.planted import HOME, PLANTED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.bench.endpoint import Endpoint
-    from sparkdeploy.deploy.request import Request
-    from sparkdeploy.recipe.load import Resolved
 
 MARK = "killed"
 

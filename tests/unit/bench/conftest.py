@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.fakes.http_server import serving
 from tests.fakes.vllm_server import FakeEngine, TalkingEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.program import Done, Run
+from tests.unit.program import Done, Run
 
 
 @pytest.fixture

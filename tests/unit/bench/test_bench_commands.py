@@ -6,16 +6,14 @@ import json
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.fakes.vllm_server import FakeEngine
-    from tests.unit.program import Done
+from tests.fakes.vllm_server import FakeEngine
+from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
 

@@ -8,22 +8,18 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparkdeploy.bench.campaign.folder import DONE, read_bundle
+from sparkdeploy.bench.campaign.folder import DONE, CampaignBundle, read_bundle
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.settings import load_settings
+from tests.fakes.vllm_server import TalkingEngine
 from tests.unit.bench import campaign_lab
 from tests.unit.bench.planted import HOME, PLANTED
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.bench.campaign.folder import CampaignBundle
-    from tests.fakes.vllm_server import TalkingEngine
 
 pytestmark = pytest.mark.outside
 

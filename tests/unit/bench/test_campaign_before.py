@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,15 +23,11 @@ from sparkdeploy.bench.campaign.folder import (
 from sparkdeploy.bench.campaign.run import note_before, restored
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.recipe.load import Resolved
 
 SECRET = "not-to-be-kept"
 

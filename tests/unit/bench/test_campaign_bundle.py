@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,9 +33,6 @@ from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA_FILE = REPOSITORY / "docs" / "bench-bundle.schema.json"
 PUBLISHED = read_published(REPOSITORY / "recipes" / "facts" / "published.yaml")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.bench.campaign import run as stage
-from sparkdeploy.bench.campaign.folder import CampaignBundle, StepKind, campaigns_below, read_bundle
+from sparkdeploy.bench.campaign.folder import (
+    Before,
+    CampaignBundle,
+    StepKind,
+    campaigns_below,
+    read_bundle,
+)
 from sparkdeploy.errors import NodeError, UnhealthyError
-
-if TYPE_CHECKING:
-    from sparkdeploy.bench.campaign.folder import Before
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 @dataclass

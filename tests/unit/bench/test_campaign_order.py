@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 from hypothesis import given
@@ -26,9 +26,6 @@ from sparkdeploy.bench.campaign.folder import (
 )
 from sparkdeploy.errors import BenchError, UnhealthyError
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MEASURING = tuple(kind for kind in StepKind if kind is not StepKind.TUNE)
 KINDS = st.sampled_from([MEASURING, tuple(StepKind)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -28,15 +29,11 @@ from sparkdeploy.bench.suites import UsageSupport
 from sparkdeploy.bench.tables import suite_lines
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.errors import BenchError, NodeError, UsageError
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from tests.fakes.tool_container import REPORT, Host
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.node.host import DockerHost
-    from tests.unit.program import Done
+from tests.unit.program import Done
 
 LIMITS = {"ttft": 2.0, "tpot": 0.1}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import ssl
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,6 @@ from sparkdeploy.bench.record import FailureKind
 from sparkdeploy.bench.streams import Streams, exchange_of
 from tests.fakes.raw_server import raw_server
 from tests.fakes.scripted_server import DONE, event
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe
 from sparkdeploy.bench.files import json_text
+from sparkdeploy.bench.record import Run
 from sparkdeploy.errors import BenchError
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tools import owners_figures
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.bench.record import Run
-
 
 SCHEMA = json.loads((REPOSITORY / "docs" / "bench-bundle.schema.json").read_text())
 

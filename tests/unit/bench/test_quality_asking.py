@@ -6,7 +6,8 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,7 @@ from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
 from tests.fakes.http_server import TableServer, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Done
+from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.bench.files import read_all
 from sparkdeploy.bench.quality.capture import Capture, read_capture, write_capture
 from sparkdeploy.bench.quality.comparison import QualityResult, keep, read_result
+from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import read_published, report_page
 from sparkdeploy.errors import BenchError
 from tests.fakes.bench_runs import judged, sample_run
 from tests.unit.bench.captures import capture, logs, text
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.bench.record import Run
-    from tests.unit.program import Done
-
+from tests.unit.program import Done
 
 GOOD = capture(text((1, logs(t1=0.8, t2=0.2))), text((1, logs(t1=0.7, t2=0.3)), name="b"))
 BAD = capture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
@@ -19,9 +19,6 @@ from sparkdeploy.server.metrics import Speculation
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, loaded_run, sample_run
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA_FILE = REPOSITORY / "docs" / "bench-record.schema.json"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -21,13 +23,7 @@ from sparkdeploy.bench.report.shown import Line, Plot
 from sparkdeploy.bench.tables import change
 from tests.fakes.bench_runs import origin, sample_run
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.unit.program import Done
-
+from tests.unit.program import Done
 
 ATTACK = """"><script>alert(1)</script><img src=x onerror=alert(1)>' onload='x"""
 VOID = {"meta", "br", "img", "link", "input"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -15,9 +16,6 @@ from sparkdeploy.bench.figures import Measured, measure, round_result
 from sparkdeploy.bench.record import Counting, FailureKind
 from sparkdeploy.bench.streams import Streams
 from tests.fakes.scripted_server import DONE, Action, Drop, End, Refuse, Write, event, scripted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.outside
 

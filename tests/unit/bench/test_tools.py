@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkdeploy import shell
+from sparkdeploy.bench.record import SuiteResult
 from sparkdeploy.bench.tools import (
     LLAMA_BENCHY,
     VLLM_BENCH,
@@ -22,9 +23,6 @@ from sparkdeploy.bench.tools import (
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 from tests.fakes.tool_container import Host
-
-if TYPE_CHECKING:
-    from sparkdeploy.bench.record import SuiteResult
 
 LOAD = Load(2048, 128, 3)
 SERVER = {"base_url": "http://127.0.0.1:8000", "model": "qwen"}

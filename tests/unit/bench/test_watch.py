@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.watch import (
     BenchWatch,
@@ -17,9 +17,6 @@ from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.facts import LOAD_QUERY, GpuLoad, parse_gpu_load
 from sparkdeploy.server.metrics import Speculation, read_metrics
 from sparkdeploy.shell import Completed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 METRICS = """\
 vllm:kv_cache_usage_perc{{engine="0",model_name="qwen"}} {usage}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +15,12 @@ from sparkdeploy import labels
 from sparkdeploy.chat import answer as stage
 from sparkdeploy.chat.answer import AnswerPrinter
 from sparkdeploy.deploy import nodes
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.server.streaming import AnswerPiece
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import Handler, HttpServer, serving
 from tests.unit.program import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.server.streaming import AnswerPiece
 
 pytestmark = pytest.mark.outside
 PNG = b"\x89PNG\r\n\x1a\n and more"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.hub_lock import HubLock
 
 COMMIT, REPO = "1" * 40, "lab/twin"
 PAYLOAD = b"what an attacker wants the victim to hold"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.estimate.model import kinds_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Share(NamedTuple):

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,13 +17,9 @@ from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.families import NAMES, config
-from tests.families.checkpoints import METHODS, linears, packed, plain, write
+from tests.families.checkpoints import METHODS, Tensors, linears, packed, plain, write
 from tests.unit.checkpoint.conftest import COMMIT, tree
-
-if TYPE_CHECKING:
-    from tests.families.checkpoints import Tensors
-    from tests.unit.program import Run
-
+from tests.unit.program import Run
 
 # Of Qwen3.5-MoE every rule is known, and the twin is held against them.
 KNOWN = [

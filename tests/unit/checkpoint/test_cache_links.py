@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -21,12 +23,6 @@ from tests.unit.checkpoint.hostile_listings import (
     listing,
     sibling,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.checkpoint.hub_lock import HubLock
 
 pytestmark = pytest.mark.outside
 

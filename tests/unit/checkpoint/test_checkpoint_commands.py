@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,16 +13,11 @@ from sparkdeploy.deploy.request import Request, bring_models, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.make import draft_plan
-from sparkdeploy.plan.steps import Action
+from sparkdeploy.plan.steps import Action, Plan
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
 from tests.unit.checkpoint.tensor_kinds import shares_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.plan.steps import Plan
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 

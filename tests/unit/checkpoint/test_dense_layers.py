@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,6 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model import WeightKind, kinds_for
 from tests.families import NAMES, config
 from tests.families.checkpoints import METHODS, linears, packed, plain, write
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ALL = Conversion(fp8_mode="online", fp8_layers="all")
 KNOWN = [name for name in NAMES if name != "mamba2" and expected_tensors(config(name))]

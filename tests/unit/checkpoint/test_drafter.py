@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +20,6 @@ from sparkdeploy.checkpoint.tiny_model.build import (
 )
 from sparkdeploy.checkpoint.tiny_model.grammar import CONSTANT
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHAPE = TinyShape()
 WIDTH = SHAPE.hidden

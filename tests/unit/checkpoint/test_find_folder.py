@@ -6,7 +6,7 @@ import os
 import queue
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -27,11 +27,7 @@ from sparkdeploy.terminal.step import Step
 from tests.families import NAMES, config
 from tests.families.checkpoints import METHODS, plain
 from tests.unit.checkpoint.conftest import COMMIT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 @pytest.fixture

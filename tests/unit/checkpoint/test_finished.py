@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,6 @@ from sparkdeploy.upkeep.checkpoints import pull_repositories
 from tests.fakes.checkpoints import edit_tensors, ignore, standalone
 from tests.hub.double import HubDouble, Repo, hub_double
 from tests.unit.checkpoint.conftest import tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 

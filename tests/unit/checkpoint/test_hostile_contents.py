@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
@@ -46,9 +46,6 @@ from tests.unit.checkpoint.hostile_listings import (
     refusal,
     sibling,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.outside
 

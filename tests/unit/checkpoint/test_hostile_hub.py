@@ -10,8 +10,8 @@ import tempfile
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -36,11 +36,7 @@ from tests.unit.checkpoint.hostile_listings import (
     refusal,
     sibling,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = pytest.mark.outside
 

@@ -9,9 +9,11 @@ import os
 import resource
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,17 +30,11 @@ from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.plan.models import locate_model
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.fakes.checkpoints import facts_in, ignore, standalone
-from tests.fakes.odd_json import changed, oddities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from sparkdeploy.recipe.schema import Recipe
-    from tests.fakes.odd_json import Changes
+from tests.fakes.odd_json import Changes, changed, oddities
 
 # Time is a matter of this process alone; each run of a property stops itself.
 pytestmark = pytest.mark.outside

@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -24,11 +24,7 @@ from sparkdeploy.checkpoint.repo_files import (
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 COMMIT = "1" * 40
 GPT_OSS = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,6 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json, edit_tensors, tensors_of
 from tests.hub.double import Fault, HubDouble, Repo, hub_double
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -21,10 +22,6 @@ from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
 from tests.hub.xet import xet_by_get
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,7 @@ from sparkdeploy.checkpoint.pull import WantedRepository, resolve
 from sparkdeploy.settings import load_settings
 from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
 from tests.hub.xet import xet_by_get
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 

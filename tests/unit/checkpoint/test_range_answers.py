@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.transfer import FileProgress, WrongContentError
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHA, COMMIT = "a" * 64, "b" * 40
 FILE = RepoFile("m.safetensors", 1000, SHA, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from huggingface_hub import snapshot_download
@@ -25,10 +26,6 @@ from sparkdeploy.settings import Settings, load_settings
 from tests.hub.double import HubDouble, Repo, hub_double, xet_hash_of
 from tests.hub.xet import xet_by_get
 from tests.unit.checkpoint.conftest import tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +18,7 @@ from sparkdeploy.checkpoint.source import (
 )
 from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import COMMIT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 _STRANGER = 4242
 _SHARD = "model-00001-of-00002.safetensors"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json, edit_tensors, ignore, standalone, tensors_of
 from tests.unit.checkpoint.conftest import tree
 from tests.unit.checkpoint.tensor_kinds import shares_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj"
 INDEX = "model.safetensors.index.json"

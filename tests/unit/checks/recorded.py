@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -15,9 +16,6 @@ from sparkdeploy.node.reports import read_engine_info
 from sparkdeploy.node.symptoms import SCRIPT
 from sparkdeploy.shell import Completed
 from tests.fakes.containers import FakeContainers, container
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FOLDER = Path(__file__).parent / "recordings"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,9 +36,6 @@ from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import DOCKER, spec_of
 from tests.unit.checks.recorded import Recording
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 ROOTLESS = "unix:///run/user/1000/docker.sock"

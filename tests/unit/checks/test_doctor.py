@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,19 +28,14 @@ from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.plan.recipe_checks import recipe_findings
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
-from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
+from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, load_settings
+from sparkdeploy.shell import Completed
 from tests.fakes.containers import container
 from tests.fakes.fabric import node_fact, two_node_plan
 from tests.fakes.plans import DOCKER
 from tests.unit.checks.recorded import NAMES, RecordedEngine, load
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.shell import Completed
 
 MIRRORS = {
     "SPARKDEPLOY_HUB": "https://hub.lab",

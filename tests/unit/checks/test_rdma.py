@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,14 +18,11 @@ from sparkdeploy.checks.rdma import (
     read_devinfo,
     read_rdma,
 )
-from sparkdeploy.checks.report import Verdict
+from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.image.inside import rdma
 from tests.fakes.adapters import DEVINFO, SOUND
 from tests.fakes.fabric import sparks
 from tests.verbs import build_stand_in
-
-if TYPE_CHECKING:
-    from sparkdeploy.checks.report import Finding
 
 NODE = sparks(2).nodes[0]
 DEVICES = "rocep1s0f1=192.168.177.11,roceP2p1s0f1=192.168.178.11"

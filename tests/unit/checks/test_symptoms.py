@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checks import machine
 from sparkdeploy.checks.known import KnownBad, failing
-from sparkdeploy.checks.report import Verdict
+from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.node.container import NeighbourFact
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.symptoms import (
@@ -26,11 +26,6 @@ from sparkdeploy.node.symptoms import (
     read_symptoms,
 )
 from tests.unit.checks.recorded import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.checks.report import Finding
 
 GIB = 2**30
 PAGE_BYTES = 4096

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.errors import CheckpointError
 from tests.families import config
-from tests.families.checkpoints import packed, plain, write
-from tests.hub.double import Repo, hub_double
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.families.checkpoints import Tensors
-    from tests.hub.double import HubDouble
-    from tests.unit.program import Run
+from tests.families.checkpoints import Tensors, packed, plain, write
+from tests.hub.double import HubDouble, Repo, hub_double
+from tests.unit.program import Run
 
 COMMIT, REPO = "1" * 40, "lab/other"
 

@@ -6,18 +6,15 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from tests.fakes.plans import observed, plan
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 

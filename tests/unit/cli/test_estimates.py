@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +13,7 @@ from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 

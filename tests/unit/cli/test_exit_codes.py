@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from sparkdeploy import errors
 from sparkdeploy.cli import main as program
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 CODES = {
     errors.SparkdeployError("x"): 1,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.deploy.request import Request, up_words
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.rehearsal.miniature import PORTS, port_of
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.cli import names
 from sparkdeploy.cli.main import COMPLETE
 from tests.fakes.http_server import Handler, UnixHttpServer, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def test_recipes_are_ours_the_users_and_of_sources(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +17,6 @@ from sparkdeploy.cli.on import target_of
 from sparkdeploy.errors import UsageError
 from sparkdeploy.node.ssh import FACT, _assigned
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.outside
 SECRET = "a-key-of-this-machine"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -15,10 +17,6 @@ import typer.main
 from sparkdeploy.cli.command_table import COMMANDS
 from sparkdeploy.cli.main import program
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PAGE = REPOSITORY / "docs" / "commands.md"
 HEAD = """\

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -20,13 +22,7 @@ from sparkdeploy.cli.deployments import _rehearsal_lines
 from sparkdeploy.cli.main import program, typed_path
 from sparkdeploy.rehearsal.rehearse import CONVERTED, NOT_COMPARED, Report
 from sparkdeploy.server.facts import EngineFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.unit.program import Run
-
+from tests.unit.program import Run
 
 PROGRAM = (sys.executable, "-I", "-m", "sparkdeploy")
 

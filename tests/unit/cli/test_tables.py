@@ -12,9 +12,9 @@ import subprocess
 import sys
 import termios
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,18 +28,13 @@ from sparkdeploy.cli.checkpoint import _stored_table
 from sparkdeploy.cli.image import _image_table
 from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import Style, line_cells, plain_text
-from sparkdeploy.terminal.tables import TextTable, laid_out, longest_word
+from sparkdeploy.terminal.tables import Block, TextTable, laid_out, longest_word
 from sparkdeploy.upkeep.images import ImageRow
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.terminal.tables import Block
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 WIDTHS = (40, 47, 61, 79, 80, 99, 120, 151, 200, 250)
 HANGING = 12

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from sparkdeploy.recipe.load import Library
 from tests.fakes.machines import build
 from tests.fakes.two_nodes import Pair
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
 
 
 @pytest.fixture

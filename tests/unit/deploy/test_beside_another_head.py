@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,11 @@ from sparkdeploy import labels
 from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.monitor import status
+from sparkdeploy.recipe.load import Library
 from tests.fakes.machines import LATER, NEW, OLD, Lab, build, deployed
 from tests.fakes.two_nodes import part
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sparkdeploy.recipe.load import Library
-
-    Labs = Callable[[int], Lab]
+Labs = Callable[[int], Lab]
 
 
 @pytest.fixture

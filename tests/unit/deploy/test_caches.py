@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,9 +20,6 @@ from sparkdeploy.plan.make import decide
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.clean import find_leftovers
 from tests.fakes.plans import DOCKER, model_fact, observed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TYPED = {
     "v2 typed": ("v2", "serve.max_num_seqs=3", "serve.env={VLLM_X: '1'}"),

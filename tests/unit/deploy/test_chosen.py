@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.deploy import nodes, request
 from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerFact
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 
 def deployment(name: str, **more: str) -> ContainerFact:

@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -23,6 +23,7 @@ from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
+from sparkdeploy.node.ssh import SshLink
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
 from sparkdeploy.plan.observe import PathMapping, SyncTree, compare_tree, mapping_to, sync_trees
 from sparkdeploy.plan.observed import Observed, ObservedNode
@@ -32,12 +33,7 @@ from tests.fakes.containers import container
 from tests.fakes.fabric import adapters_of, fabric_fact, node_fact, spark, sparks
 from tests.fakes.machines import launches
 from tests.fakes.plans import model_fact
-from tests.fakes.two_nodes import BOTH, NEW, OLD, part
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.ssh import SshLink
-    from tests.fakes.two_nodes import Pair
-
+from tests.fakes.two_nodes import BOTH, NEW, OLD, Pair, part
 
 HERE = Node("spark-1", spark(1))
 ASIDE = PathMapping(fabric_fact(), fabric_fact(2))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from sparkdeploy.deploy.serving import metrics_of
 from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_row import status_lines
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.server.metrics import Metrics
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact
 
 pytestmark = pytest.mark.outside
 

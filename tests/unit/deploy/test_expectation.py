@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,10 @@ from sparkdeploy.deploy.expectation import (
 )
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.plan.steps import Plan
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.facts import EngineFacts
 from tests.fakes import plans as facts
-
-if TYPE_CHECKING:
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
 
 AS_PLANNED = EngineFacts(
     attention_backend="FLASHINFER",

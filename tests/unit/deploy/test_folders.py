@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +19,7 @@ from sparkdeploy.deploy.prepare import prepare_folders
 from sparkdeploy.node.tree import Entry, Ledger
 from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.server.phases import save_durations
-from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings, load_settings
 
 
 def asked(cache: Path, user: str, *, is_public: bool = False) -> SimpleNamespace:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checks.report import Verdict
+from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.deploy import expectation
 from sparkdeploy.deploy.expectation import (
     SUBJECT,
@@ -19,18 +18,15 @@ from sparkdeploy.deploy.expectation import (
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerRefusedError
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import cluster
 from tests.fakes.adapters import of_node
 from tests.fakes.fabric import adapters_of
 from tests.fakes.machines import Engine, Lab, build
 from tests.unit.server.log_files import recorded
-
-if TYPE_CHECKING:
-    from sparkdeploy.checks.report import Finding
-    from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.recipe.load import Library
 
 DENIED: dict[str, object] = {"nodes": {"/dev/infiniband/uverbs0": "Permission denied"}}
 BOTH = frozenset({"spark-1", "spark-2"})

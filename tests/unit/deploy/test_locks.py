@@ -6,26 +6,22 @@ import contextlib
 import itertools
 import signal
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from sparkdeploy.deploy import lifecycle, lock, removal
+from sparkdeploy.deploy.deployments import Inspected
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.prepare import stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, lock_holder, node_lock
-from sparkdeploy.settings import load_settings
+from sparkdeploy.node.node import Node, Nodes
+from sparkdeploy.recipe.load import Library
+from sparkdeploy.settings import Settings, load_settings
 from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies, interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.settings import Settings
 
 
 @pytest.fixture(params=[1, 2])

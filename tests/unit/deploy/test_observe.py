@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +15,13 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.models import locate_model
 from sparkdeploy.plan.observed import MissingModel, ObservedNode
+from sparkdeploy.plan.steps import Plan
+from sparkdeploy.recipe.document import KeyPath
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.paths import DRAFTERS, FP8_SOURCE, MODEL_PATH
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import node_fact, spark
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.document import KeyPath
 
 
 def only(engine: FakeContainers) -> Nodes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.deploy import removal, request
@@ -12,13 +10,11 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.monitor import status as operating
 from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.node.facts import own_name
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import build, reached_alone
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
 
 OWN = own_name()
 WHOSE = [("anna", True), (OWN, False), ("", False)]

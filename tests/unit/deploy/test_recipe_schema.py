@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
@@ -23,13 +25,6 @@ from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 from tests.unit.recipe.fields_of_formats import fields_of, models_in, parts_of
 from tests.unit.recipe.schema_files import schema_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pydantic import BaseModel
-
 
 KINDS: tuple[SchemaKind, ...] = get_args(SchemaKind)
 VALIDATORS = {kind: Draft202012Validator(json.loads(schema_text(kind))) for kind in KINDS}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from sparkdeploy.deploy.launch import RETURN_TIMEOUT_S, require_memory
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory import MemoryClaim, memory_claim
 from sparkdeploy.monitor import status
-from sparkdeploy.monitor.status_row import status_lines
+from sparkdeploy.monitor.status_row import StatusRow, status_lines
+from sparkdeploy.node.container import ListedContainer
+from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.shell import Completed
 from tests.fakes.containers import Crashed, FakeContainers, container
@@ -21,13 +24,6 @@ from tests.fakes.machines import reached_alone
 from tests.fakes.plans import GIB, SPARK
 from tests.unit.plain import plain_lines
 from tests.unit.server.log_files import recorded
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.monitor.status_row import StatusRow
-    from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.node.facts import NodeFact
 
 
 @dataclass

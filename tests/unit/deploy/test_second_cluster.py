@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,22 +15,14 @@ from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.monitor import status as operating
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.steps import for_cluster
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.plan.steps import Plan, for_cluster
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import diagnose
 from tests.examples import examples
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build, reached_alone
-from tests.fakes.two_nodes import BOTH, NEW, part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
-    from tests.fakes.two_nodes import Pair
-
+from tests.fakes.two_nodes import BOTH, NEW, Pair, part
 
 SMALL = "serve.gpu_memory_utilization=0.3"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
@@ -13,15 +14,10 @@ from sparkdeploy.cli.main import program
 from sparkdeploy.deploy.wait import silent_rank
 from sparkdeploy.errors import NodeError
 from sparkdeploy.monitor import status
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.server.crash import HUNG_RANK, Cause
 from tests.unit.server.log_files import recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.host import DockerHost
-
 
 DIED_AT = datetime(2026, 11, 21, 10, 5, tzinfo=UTC)
 HUNG = Cause(HUNG_RANK, "one rank stopped")

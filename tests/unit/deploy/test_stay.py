@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,14 +23,9 @@ from sparkdeploy.errors import (
     UsageError,
 )
 from sparkdeploy.node.lock import attendant_of, watching
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import NEW, Lab, build, interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.recipe.load import Library
 
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,14 +10,12 @@ from sparkdeploy.deploy import launch, lifecycle
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.node.lock import node_lock
+from sparkdeploy.recipe.load import Library
+from sparkdeploy.server.health import Readiness
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import plain_text
 from sparkdeploy.terminal.tables import laid_out
 from tests.fakes.machines import LATER, NEW, OLD, Killed, Lab, build, dies, launches
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.server.health import Readiness
 
 
 @pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from sparkdeploy.deploy import request as deploy_request
+from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request, at_address, served_at
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import NodeError
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build
 from tests.launching import launch_on
-
-if TYPE_CHECKING:
-    from sparkdeploy.deploy.replace import Replacement
-    from sparkdeploy.recipe.load import Library
 
 HERE = ServedDeployment("main", "v2", 8123, ("old", "chat", "default"), Path("key"))
 

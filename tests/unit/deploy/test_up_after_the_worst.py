@@ -7,8 +7,9 @@ import errno
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
+from sparkdeploy.recipe.load import Library
 from tests.fakes.machines import (
     LATER,
     NEW,
@@ -30,11 +32,6 @@ from tests.fakes.machines import (
     dies,
     interrupts,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sparkdeploy.recipe.load import Library
 
 THIRD = "serve.max_num_seqs=3"
 

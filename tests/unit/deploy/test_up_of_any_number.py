@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import node_lock
+from sparkdeploy.node.node import Node
+from sparkdeploy.recipe.load import Library
+from sparkdeploy.server.health import Readiness
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
 from tests.fakes.machines import (
@@ -27,11 +30,6 @@ from tests.fakes.machines import (
     dies,
     interrupts,
 )
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.node import Node
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.server.health import Readiness
 
 
 @pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.architecture import architecture_of
+from sparkdeploy.checkpoint.layers import Architecture
 from tests.families import NAMES, config
-
-if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.layers import Architecture
 
 KEEP_A_CACHE = [name for name in NAMES if name != "bert"]
 LAYER_LISTS = ("layer_types", "layers_block_type", "no_rope_layers", "attn_type_list")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.architecture import architecture_of
+from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.checkpoint.tiny_model.build import config_files
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.errors import CheckpointError, RecipeError
@@ -28,9 +28,6 @@ from sparkdeploy.recipe.flags import switch_of
 from tests.families import config
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.random_configs import architectures
-
-if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.layers import Architecture
 
 GIB = 2**30
 POOL_BYTES = int(35.2 * GIB)

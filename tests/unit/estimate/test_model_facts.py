@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from, read_shipped_facts
 from tests.families.derived import derived_facts
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.memory import make_budget
+from sparkdeploy.estimate.memory import Budget, make_budget
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.families.cases import CASES, CPU, GPU, hold
+from tests.families.cases import CASES, CPU, GPU, Machine, hold
 from tests.families.derived import derived_facts
 from tests.gpu.families import large_config
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.estimate.memory import Budget
-    from tests.families.cases import Machine
 
 HERE = Path(__file__).parent
 FAMILY = {case.name: case.family for case in CASES}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.kv_cache import layout_of, stage_ranges
+from sparkdeploy.estimate.kv_cache import CacheLayout, layout_of, stage_ranges
 from sparkdeploy.estimate.memory import (
     budget_warnings,
     make_budget,
@@ -26,10 +25,6 @@ from sparkdeploy.estimate.model import (
 )
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.estimate.kv_cache import CacheLayout
-
 
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +15,7 @@ from sparkdeploy.errors import UsageError
 from sparkdeploy.export import neighbours
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import ClientConnection
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.recipe.answers import RERANKER, SPEECH
 from sparkdeploy.settings import load_settings
@@ -22,12 +23,7 @@ from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 from tests.unit.export.served import EMBEDDER, MAIN
 from tests.unit.golden import assert_golden
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerFact
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 VALUES = {"model": {"served_name": ["qwen", "alias"]}, "serve": {"max_model_len": 4096}}
 

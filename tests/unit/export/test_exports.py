@@ -7,8 +7,10 @@ import pwd
 import re
 import subprocess
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -40,13 +42,7 @@ from tests.fakes.plans import spec_of
 from tests.unit.conftest import REPOSITORY
 from tests.unit.export.systemd_reader import command_of, plain_of, settings_of, words_of
 from tests.unit.golden import assert_golden
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.program import Run
-
+from tests.unit.program import Run
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 # What an argument of a process can be: anything but NUL.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from jsonschema import Draft7Validator
@@ -18,9 +18,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.unit.gateway.stacks import CODER, EMBED, HOME, IDLE, PROSE, spark, written
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 SCHEMA = json.loads(Path(__file__).with_name("llama-swap.schema.json").read_text())
 

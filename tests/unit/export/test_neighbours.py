@@ -6,14 +6,17 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
+from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import UsageError
+from sparkdeploy.export.compose_file import Export
 from sparkdeploy.export.neighbours import (
     UNCHECKED_LISTENER,
     grafana_export,
@@ -31,17 +34,10 @@ from sparkdeploy.recipe.answers import (
     UNTRAINED_TEXT,
     Answers,
 )
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Hosts, load_settings
 from tests.engine.conftest import until
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.golden import assert_golden
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sparkdeploy.deploy.serving import ServedDeployment
-    from sparkdeploy.export.compose_file import Export
-    from sparkdeploy.settings import Hosts
 
 USER = "1000:1000"
 EVERY = (MAIN, SMALL, EMBEDDER)

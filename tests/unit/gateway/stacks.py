@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.gateway import plans
 from sparkdeploy.gateway.plans import StackPlan, plan_stack
 from sparkdeploy.gateway.stack import load_stack
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.plans import SPARK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.facts import NodeFact
 
 CODER, EMBED, PROSE = (
     "- {name: coder, recipe: qwen3-coder-next, set: [serve.gpu_memory_utilization=0.7], %s}\n",

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.gateway.access import MAX_KEYS_BYTES, error_body, read_keys
 from tests.fakes.gateway import keys_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = "k" * 16
 

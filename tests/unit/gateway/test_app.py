@@ -8,8 +8,10 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -18,10 +20,6 @@ import pytest
 from sparkdeploy.gateway import app, proxy
 from sparkdeploy.node.node import in_background
 from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, keys_in, stack_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CHAT = "/v1/chat/completions"
 KEY = "k" * 32

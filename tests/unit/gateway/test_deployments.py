@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,12 @@ from sparkdeploy.gateway import deployments
 from sparkdeploy.gateway.deployments import FORGIVEN_MISSES, StackDeployments
 from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.gateway.stack import ModelEntry
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.recipe.answers import EMBEDDINGS
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import Crashed, FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact
 
 MODEL = ModelEntry(name="main", recipe="v2")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from itertools import chain, combinations
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,6 @@ from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.report import fit_lines
 from sparkdeploy.gateway.stack import Keep
 from tests.examples import examples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KEEPS = st.sampled_from(get_args(Keep))
 POOLS = ("spark-1", "spark-2")

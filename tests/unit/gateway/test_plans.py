@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from sparkdeploy.deploy.up import Extent, Outcome
 from sparkdeploy.errors import CheckpointError, ConsentNeededError, NodeError, RecipeError
 from sparkdeploy.gateway import deployments, plans
 from sparkdeploy.gateway.deployments import start_model, up_stack
-from sparkdeploy.gateway.plans import requests_of
+from sparkdeploy.gateway.plans import StackPlan, requests_of
 from sparkdeploy.gateway.report import fit_lines, problems, refuse, stack_lines
 from sparkdeploy.gateway.stack import load_stack
 from sparkdeploy.node.facts import GpuFact
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.fabric import node_fact
@@ -36,13 +38,7 @@ from tests.unit.gateway.stacks import (
     written,
 )
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.gateway.plans import StackPlan
-    from sparkdeploy.recipe.load import Library
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 HEAD = "schema: 1\nmodels:\n"
 ALWAYS = "keep: always"

@@ -6,8 +6,8 @@ import heapq
 import itertools
 import math
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,9 +24,6 @@ from sparkdeploy.gateway.scheduler import (
     Sighting,
 )
 from sparkdeploy.gateway.stack import Keep, ModelEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 STAY_S, DRAIN_S, STOP_TOOK_S = 60.0, 120.0, 5.0
 NAMES = ("a", "b", "c", "d")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,18 +16,13 @@ from jsonschema import Draft202012Validator
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import NoRecipeError, RecipeError, UsageError
 from sparkdeploy.gateway import stack as stack_module
-from sparkdeploy.gateway.stack import ModelEntry, StackFile, load_stack, stack_path
+from sparkdeploy.gateway.stack import ModelEntry, Stack, StackFile, load_stack, stack_path
 from sparkdeploy.recipe.document import Document
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.unit.recipe.fields_of_formats import fields_of
 from tests.unit.recipe.schema_files import schema_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.gateway.stack import Stack
 
 SCHEMA = Draft202012Validator(json.loads(schema_text("stack")))
 WHOLE = """\

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.recipe.engine import Engine
-    from tests.unit.image.conftest import LoadEngine
+from tests.unit.image.conftest import LoadEngine
 
 ENGINES = ("cpu-0.25", "cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33")
 STAGES = ("base", "engine", "plugin")

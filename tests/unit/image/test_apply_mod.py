@@ -8,7 +8,6 @@ import zipfile
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,16 +15,12 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod
 from sparkdeploy.image.inside.apply_mod import Seen, refusal
 from sparkdeploy.image.inside.arguments import as_text, flags
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import resources
 from tests.fakes.builds import ScriptedHost, build
 
-if TYPE_CHECKING:
-    from sparkdeploy.image.stages import Stage
-
-    from .conftest import LoadEngine, MakeSettings
-
+from .conftest import LoadEngine, MakeSettings
 
 NOTHING = Seen({}, {}, frozenset())
 STATE = (1, 1, 1, 1, 1)

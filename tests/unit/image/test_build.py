@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import pytest
 
@@ -15,14 +15,12 @@ from sparkdeploy.image.build import _require_architecture, find_built
 from sparkdeploy.image.inside.prove import MARK
 from sparkdeploy.image.stages import DebianRecipe, Stage, stages_of
 from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import BuildNetwork, resources
 from tests.fakes.builds import ScriptedHost, build
 
 from .conftest import LoadEngine, MakeSettings
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 
 @pytest.fixture

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import compilation
 from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import SourceBuild
 from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.terminal.step import Step
 
 from .conftest import LoadEngine, MakeSettings
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.terminal.step import Step
 
 GIB, GB = 2**30, 10**9
 

@@ -7,18 +7,16 @@ import io
 import json
 import socketserver
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
 from sparkdeploy.node.host import DockerHost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CONTAINERD = {
     "ServerVersion": "29.0.0",

@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
+from .conftest import LoadEngine
 from .rendered import rendered_dockerfiles
-
-if TYPE_CHECKING:
-    from .conftest import LoadEngine
 
 pytestmark = pytest.mark.outside
 

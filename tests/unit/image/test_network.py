@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.auth
 import pytest
@@ -17,9 +17,7 @@ from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.connection import refuse_unreadable_logins, translated
 from sparkdeploy.settings import BuildNetwork, load_settings, resources
 
-if TYPE_CHECKING:
-    from .conftest import LoadEngine, MakeSettings
-
+from .conftest import LoadEngine, MakeSettings
 
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 

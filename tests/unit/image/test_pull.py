@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,20 +13,13 @@ from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import _refuse_volumes
 from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.image.pins import pull_below
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import load_settings, resources
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.host import DockerHost
-
-    from .conftest import LoadEngine
-
+from .conftest import LoadEngine
 
 DIGEST = "lab.example/vllm@sha256:" + "0" * 64
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.unit.install.conftest import Machine
+from tests.unit.install.conftest import Machine
 
 pytestmark = pytest.mark.outside
 

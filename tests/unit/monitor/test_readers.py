@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
 from sparkdeploy.monitor import readers
 from sparkdeploy.monitor.readers import EngineReader, NodeReader, ServerReader, heard
@@ -23,21 +25,15 @@ from sparkdeploy.monitor.snapshot import (
     snapshot_json,
     snapshot_of,
 )
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import Node, Nodes
-from sparkdeploy.settings import load_settings
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import Settings, load_settings
 from tests.engine.conftest import until
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.unit.monitor.snapshots import NOW
 from tests.unit.monitor.snapshots import snapshot as made_snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sparkdeploy import shell
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.server.client import ServedModel
-    from sparkdeploy.settings import Settings
 
 pytestmark = pytest.mark.outside
 LIMITS = json.dumps({"limits": {"memory_floor_gib": 4.0}})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,11 +24,6 @@ from tests.fakes.http_server import TableServer, serving
 from tests.fakes.machines import reached_alone
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
 
 MAIN = StatusRow(
     name="main",

@@ -6,13 +6,13 @@ import os
 import pwd
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkdeploy import labels, shell
 from sparkdeploy.checks import survey as checks
-from sparkdeploy.checks.report import Verdict
+from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import fabric
@@ -30,24 +30,18 @@ from sparkdeploy.node.fabric import (
     send_full_size,
     twin_key,
 )
-from sparkdeploy.node.facts import GpuFact
+from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.preflight import refuse_to_prepare
-from sparkdeploy.plan.steps import make_topology
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.plan.steps import Plan, make_topology
+from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
 from tests.fakes.plans import DOCKER, FOLDERS, model_fact
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.checks.report import Finding
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
 
 RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import (
     GUARD_MEMLOCK_BYTES,
     Deployment,
@@ -20,14 +20,10 @@ from sparkdeploy.plan.container import (
 )
 from sparkdeploy.plan.steps import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.fakes.fabric import adapters_of, interfaces_of, sparks
 from tests.fakes.plans import FOLDERS, model_fact
 from tests.unit.golden import assert_golden, difference
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.recipe.load import Resolved
 
 IMAGE = "sparkdeploy/plugin:0123456789abcdef"
 PATHS = NodePaths(FOLDERS, model_fact())

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from tests.unit.program import Done, Run
 
-    from tests.unit.program import Done, Run
-
-    Plan = Callable[..., Done]
+Plan = Callable[..., Done]
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 

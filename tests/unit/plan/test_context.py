@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,10 +18,7 @@ from sparkdeploy.recipe.serve import Serve
 from tests.fakes.plans import drafter_fact, observed, plan
 from tests.families import config
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
-
+from tests.unit.program import Run
 
 OWN = 4096
 

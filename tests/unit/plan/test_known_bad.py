@@ -6,22 +6,18 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.node import facts
+from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.plan.known_bad import CONDITIONS, RecipeOnEngine, failures, mended, rows
 from sparkdeploy.plan.report import backend_lines, plan_lines
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.releases import parse_version, releases
 from tests.fakes.plans import DOCKER, SPARK, observed, plan
 from tests.unit.checks import recorded
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.recipe.load import Resolved
 
 OFF = "--no-enable-flashinfer-autotune"
 SLEEP = "serve.extra_args=[--enable-sleep-mode]"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.checks.report import Verdict
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.lock import Architecture
+from sparkdeploy.image.stages import BaseSource, Stage, stages_of
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner
@@ -35,12 +37,6 @@ from tests.fakes.plans import (
     running,
 )
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.image.stages import BaseSource, Stage
 
 
 def settled(shipped: Library) -> Observed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -29,11 +30,7 @@ from sparkdeploy.recipe.mods import FoundMod, maker_of
 from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 CONFIG: dict[str, Any] = {

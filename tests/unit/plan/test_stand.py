@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from sparkdeploy.recipe.load import Library
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from sparkdeploy.recipe.load import Library
 
 STAND = REPOSITORY / "tests" / "gpu" / "stand"
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from sparkdeploy.plan.folders import read_template, write_template
 from sparkdeploy.plan.model_checks import exchangeable
 from sparkdeploy.settings import load_settings
 from sparkdeploy.stored_json import read_unlinked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
 ALLOWED = ("allow_unsafe=true",)

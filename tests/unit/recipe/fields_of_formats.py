@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from sparkdeploy.gateway.stack import StackFile
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import ConfigFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic.fields import FieldInfo
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:

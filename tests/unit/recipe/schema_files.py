@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import create_model
 
 from sparkdeploy.about import FLAG, UNIT
+from sparkdeploy.folders import SchemaKind
 from sparkdeploy.gateway.stack import StackFile
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.document import SECTIONS
@@ -15,9 +16,6 @@ from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import JSON_FLAGS, SWITCH_FLAGS, VALUE_FLAGS
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import ConfigFile
-
-if TYPE_CHECKING:
-    from sparkdeploy.folders import SchemaKind
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TITLES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +10,6 @@ from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import ConsentNeededError
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 FP8 = "checkpoint.fp8_dense"
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.flags import given_flags, value_of
-from sparkdeploy.recipe.load import load_recipe
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
+from sparkdeploy.recipe.load import Library, load_recipe
 
 
 def refusal(shelf: Library, *settings: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +24,7 @@ from sparkdeploy.settings import load_settings
 from tests.fakes.plans import FOLDERS, model_fact
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")

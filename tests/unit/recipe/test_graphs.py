@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import serve_argv
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.fallbacks import launched, takes_piecewise_graphs
-from sparkdeploy.recipe.load import Library, load_recipe
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 
 UNPROVEN = "engine=cuda-0.33"
 PROVEN = (0, 25, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,13 +19,10 @@ from sparkdeploy.recipe.image_pins import (
     InspectedEngine,
     contents_adapter,
 )
-from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.load import Resolved, library, load_recipe
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Resolved
-    from tests.unit.program import Run
+from tests.unit.program import Run
 
 TAG = "vllm/vllm-openai:nightly"
 DIGEST = "vllm/vllm-openai@sha256:" + "a" * 64

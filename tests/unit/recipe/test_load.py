@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from sparkdeploy.recipe.load import Library, load_all, load_engine, load_recipe
 from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHIPPED = sorted(Library((REPOSITORY / "recipes",)).recipe_files())
 

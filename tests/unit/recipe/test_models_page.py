@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,7 @@ from sparkdeploy.authoring.fits import fitting_rows
 from sparkdeploy.authoring.outlook import ground_for
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.report import model_name
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.rehearsed import (
     BY_A_SMALL_ONE,
@@ -25,11 +26,6 @@ from tests.rehearsed import (
 )
 from tests.unit.conftest import REPOSITORY
 from tests.unit.docs_blocks import block, with_block
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.recipe.schema import Recipe
 
 PAGE = REPOSITORY / "docs" / "models.md"
 COLUMNS = 100

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Cluster
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
 
 SIZES = st.integers(1, 8)
 CLUSTERS = st.builds(Cluster, tensor_parallel=SIZES, pipeline_parallel=SIZES, data_parallel=SIZES)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.plans import observed, plan
 from tests.unit.plain import plain_lines
-
-if TYPE_CHECKING:
-    from sparkdeploy.plan.steps import Plan
 
 CPU = ("engine=cpu-0.32", "serve.attention_backend=null")
 OFF = "--no-enable-prefix-caching"

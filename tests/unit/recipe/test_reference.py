@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from sparkdeploy.about import FLAG, UNIT, UNSET
@@ -27,11 +29,6 @@ from sparkdeploy.yaml_text import in_line
 from tests.unit.conftest import REPOSITORY
 from tests.unit.docs_blocks import block, with_block
 from tests.unit.recipe.fields_of_formats import FIELDS, MODELS, fields_of, models_in, parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic.fields import FieldInfo
 
 DOCS = REPOSITORY / "docs"
 FLAGS = {**VALUE_FLAGS, **SWITCH_FLAGS, **JSON_FLAGS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +11,8 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import serve_env
 from sparkdeploy.recipe import releases
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.recipe.releases import family_among
+from sparkdeploy.recipe.releases import Feature, family_among
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.recipe.releases import Feature
-
 
 PUBLIC_SOURCE = r"vllm#\d+|\w+\.py\b|recipes/\w+\.yaml|wheel"
 """An issue, a file of vLLM or of this repository, or what a published wheel holds."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,13 +10,10 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import given_of
 from sparkdeploy.recipe.consent import dangers
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.rules import find_contradictions
 from sparkdeploy.recipe.serve import Serve
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
 
 SPELLINGS = sorted(newest().spellings)
 DECIDED = {*flags.OWNED_FLAGS, *flags.FIELD_OF_FLAG}

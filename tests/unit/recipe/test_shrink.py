@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 
 from sparkdeploy.checkpoint.architecture import architecture_of
+from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.recipe.schema import Serve
 from sparkdeploy.rehearsal.miniature import (
+    Miniature,
     drafter_beside,
     make_drafter,
     miniature_of,
@@ -23,11 +26,6 @@ from sparkdeploy.rehearsal.miniature import (
 from sparkdeploy.rehearsal.stand_in import make_stand_in, shrink
 from tests.families import config
 from tests.unit.estimate.random_configs import LAYER_LISTS, configs
-
-if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.recipe.schema import Serve
-    from sparkdeploy.rehearsal.miniature import Miniature
 
 
 def text_of(found: dict[str, Any]) -> dict[str, Any]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.rehearsal import rehearse
 from sparkdeploy.rehearsal.miniature import Miniature
 from sparkdeploy.settings import load_settings
-from tests.fakes.machines import build, interrupts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.recipe.load import Library
-    from tests.fakes.machines import Lab
+from tests.fakes.machines import Lab, build, interrupts
 
 KEEP_OR_NOT = [True, False]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal import rehearse, requests
 from sparkdeploy.rehearsal.miniature import Miniature, miniature_of
 from sparkdeploy.rehearsal.requests import (
@@ -21,11 +22,6 @@ from sparkdeploy.rehearsal.requests import (
     reference_path,
 )
 from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.recipe.load import Library
 
 TWIN = Path("/data/m/twin")
 ANSWER = Answer("Once", " upon", 1, 0.1)

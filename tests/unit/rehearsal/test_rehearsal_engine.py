@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from requests import ConnectionError as NoConnection
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal import engine as module
 from sparkdeploy.settings import load_settings, resources
 from tests.fakes.containers import FakeContainers
 from tests.fakes.plans import DOCKER, built
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Library
 
 NAMES = ("cpu-0.25", "cpu-0.32", "cuda-0.25", "cuda-0.33")
 

@@ -6,13 +6,10 @@ import contextlib
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PATIENCE_S = 5
 MALLORY = 61234

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import docker
 import pytest
@@ -12,9 +13,6 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, Mount, Ulimit
 from sparkdeploy.node.containers import Containers
 from tests.fakes.plans import DOCKER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SPEC = ContainerSpec(
     name="sparkdeploy-main",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -19,11 +21,6 @@ from sparkdeploy.deploy.evidence import (
 )
 from sparkdeploy.secret_shapes import REMOVED, text_without_secrets
 from tests.fakes.containers import Crashed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 KEY = "Pl4nted-k3y_of-main"
 TOKEN = "hf_abcdefghijklmnopqrst"

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.server.client import Completion, NoSuchRouteError
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.server.client import Completion, NoSuchRouteError, ServedModel
 from sparkdeploy.server.health import (
     LATE_POLL_S,
     ContainerDiedError,
@@ -20,10 +21,6 @@ from sparkdeploy.server.health import (
 )
 from sparkdeploy.server.phases import PhaseTracker
 from tests.unit.server.log_files import recorded
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.client import ServedModel
 
 RUNNING = ContainerFact("c1", "sparkdeploy-main", "i1", "running", {})
 DEAD = replace(RUNNING, state="exited", exit_code=7)

@@ -7,10 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +21,6 @@ from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.ports import Listener, PortOwner, is_port_free, listener_of, port_owner
 from sparkdeploy.node.reports import read_container
 from sparkdeploy.server.client import ServedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LISTEN = (
     "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); "

@@ -7,9 +7,10 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -17,13 +18,8 @@ from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
 from sparkdeploy.node.node import Node
+from sparkdeploy.node.ssh import SshLink
 from tests.unit.server.spoilt_locks import impatient, make
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.ssh import SshLink
-
 
 pytestmark = pytest.mark.outside
 

@@ -9,8 +9,9 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -31,9 +32,6 @@ from tests.unit.server.spoilt_locks import (
     make_outside,
     tree,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.outside
 

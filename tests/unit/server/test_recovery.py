@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from tests.fakes.containers import FakeContainers, container
 from tests.launching import begin, launch_on
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = ContainerSpec(
     "sparkdeploy-main", "i", (), (), {}, (), "1:1", gpus="none", tmpfs={}, shm_size_bytes=0

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.ssh import READY, SshLink, SshTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TARGET = SshTarget("spark-2", "spark-2.local", user="ada")
 FAKE = f"""\

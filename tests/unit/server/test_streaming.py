@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
@@ -15,9 +16,6 @@ from hypothesis import strategies as st
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server import client
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces, error_message
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def event(content: Any, end: str = "\n\n") -> bytes:

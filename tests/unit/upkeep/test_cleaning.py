@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,20 +16,13 @@ from sparkdeploy.deploy.evidence import ROOT_CAUSE
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.lock import lock_holder
+from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
-from sparkdeploy.upkeep.clean import WantedImages, clean, find_leftovers, old_images
+from sparkdeploy.upkeep.clean import Leftover, WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.upkeep.diagnose import diagnose
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import NEW, Engine, Lab, build
 from tests.fakes.two_nodes import part
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.upkeep.clean import Leftover
-
 
 NOW_S = 1_800_000_000.0
 

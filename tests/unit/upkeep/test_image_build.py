@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy import prepare
 from sparkdeploy.errors import BuildError, NodeError, UsageError
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.reports import RegistryImage
+from sparkdeploy.node.ssh import SshLink
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock
-from sparkdeploy.recipe.load import Resolved, load_engine
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.recipe.load import Library, Resolved, load_engine
+from sparkdeploy.settings import Settings, load_settings, resources
 from sparkdeploy.upkeep import image_build as module
 from sparkdeploy.upkeep import images as image_shelf
 from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import spark
 from tests.fakes.plans import DOCKER, built
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.ssh import SshLink
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.settings import Settings
 
 
 class _Engine(FakeContainers):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.checks.report import Verdict, fail
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import GpuFact, GpuReading
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.upkeep import setup
 from sparkdeploy.upkeep.setup import ENGINE_PACKAGES, GIB, Need, System, commands_of, is_fixable
-
-if TYPE_CHECKING:
-    from sparkdeploy.settings import Settings
 
 LOCK = "/run/lock/sparkdeploy"
 DOCKER = Path("/var/lib/docker")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-
-    Message = MutableMapping[str, Any]
-    Headers = list[tuple[bytes, bytes]]
+Message = MutableMapping[str, Any]
+Headers = list[tuple[bytes, bytes]]
 
 
 async def toy_app(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +12,7 @@ from hypothesis import strategies as st
 from sparkdeploy_vllm.host_middleware import RequireOwnHost
 
 from tests.examples import examples
-from tests.unit.vllm_plugin.asking import ask, toy_app
-
-if TYPE_CHECKING:
-    from tests.unit.vllm_plugin.asking import Headers, Message
+from tests.unit.vllm_plugin.asking import Headers, Message, ask, toy_app
 
 OWN = [
     *("localhost", "localhost:8000", "LOCALHOST", "localhost.", "chat.localhost:8000"),

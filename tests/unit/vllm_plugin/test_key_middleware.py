@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,9 +11,7 @@ from sparkdeploy_vllm.key_middleware import RequireKey
 
 from tests.examples import examples
 from tests.unit.vllm_plugin import asking
-
-if TYPE_CHECKING:
-    from tests.unit.vllm_plugin.asking import Headers, Message
+from tests.unit.vllm_plugin.asking import Headers, Message
 
 GOOD: Headers = [(b"authorization", b"Bearer sk-right")]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+import pytest
 from sparkdeploy_vllm import ray_worker
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def joined(codes: list[int], timeout_s: float) -> tuple[int, int]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sparkdeploy.recipe.load import Library
+from sparkdeploy.recipe.load import Library, Resolved
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Resolved
 
 V1 = """\
 # A recipe of eugr's format.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +16,6 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SHELF = Library((REPOSITORY / "recipes",))
 SAMPLES = (V1, V2, WITH_WORDS)

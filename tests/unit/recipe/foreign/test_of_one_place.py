@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,17 +12,11 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.translate import RELEASE, RELEASE_IN_NAME
-from sparkdeploy.recipe.load import Resolved, load_recipe
+from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.releases import releases
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 from tests.fakes.plans import observed, plan
 from tests.unit.recipe.foreign.samples import left_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sparkdeploy.recipe.load import Library
 
 RECIPE = """\
 recipe_version: "1"

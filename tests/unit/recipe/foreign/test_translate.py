@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,6 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.source_recipe import tables
 from sparkdeploy.recipe.load import Resolved, load_engine, load_recipe
 from tests.unit.recipe.foreign.samples import ALLOWED, SHELF, V1, V2, WITH_WORDS, left_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_a_recipe_of_eugrs_becomes_ours(theirs: Callable[..., Resolved]) -> None:
