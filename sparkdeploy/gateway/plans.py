@@ -23,10 +23,11 @@ from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.on_hardware import plan_on
 from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
-from sparkdeploy.recipe.document import Document
+from sparkdeploy.recipe.document import Document, KeyPath, ValueOrigin, is_set
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import Resolved, error_of
 from sparkdeploy.recipe.paths import CHAT_TEMPLATE
+from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.server.phases import start_s
 from sparkdeploy.settings import Settings
 from sparkdeploy.yaml_text import in_line
@@ -129,6 +130,8 @@ def requests_of(
     stack: Stack, settings: Settings, consents: Sequence[str] = ()
 ) -> dict[str, Request]:
     """Return what starts each model: the recipe, on a port of its own and under its name."""
+    if not any(is_set("allow_unsafe", it) for it in consents):
+        _require_consent_to_clients(stack, settings)
     taken = {stack.port, *(it.port for it in stack.models if it.port is not None)}
     requests = {}
     for model in stack.models:
@@ -153,6 +156,28 @@ def requests_of(
 
 def _free_port(first: int, taken: Set[int]) -> int:
     return next((it for it in range(first, LAST_PORT) if it not in taken), LAST_PORT)
+
+
+def _require_consent_to_clients(stack: Stack, settings: Settings) -> None:
+    """Raise ConsentNeededError where a stranger's stack says who else may use the models."""
+    named = {"allowed_origins": stack.allowed_origins, "allowed_hosts": stack.allowed_hosts}
+    asked_for = [
+        Mistake((key,), f"{', '.join(names)}: pages of that name may use the models", "")
+        for key, names in named.items()
+        if names
+    ]
+    origins: dict[KeyPath, ValueOrigin] = {(): stack.origin}
+    if not asked_for or not library(settings).foreign_files(origins):
+        return
+    record = settings.state_dir / "consents" / digest(asked_for, origins, (), "")
+    if record.is_file():
+        return
+    hint = "--allow-unsafe takes it"
+    what = f"stack {stack.path}"
+    error = error_of(what, Document({}, origins), [], asked_for, hint=hint)
+    if isinstance(error, ConsentNeededError):
+        error.record = record
+    raise error
 
 
 def _require_consent(

@@ -227,6 +227,24 @@ def test_a_stack_from_elsewhere_sets_no_file_that_could_be_exchanged(
     assert requests_of(stack, settings, ["allow_unsafe=true"])
 
 
+@pytest.mark.parametrize(
+    "line", ["allowed_origins: ['https://evil.example']", "allowed_hosts: [evil.example]"]
+)
+def test_a_stack_from_elsewhere_asks_before_it_opens_the_models_to_pages(
+    tmp_path: Path, line: str
+) -> None:
+    settings = load_settings()
+    text = f"schema: 1\n{line}\nmodels:\n- {{name: x, recipe: v2}}\n"
+    stack = load_stack(written(tmp_path, text), settings)
+    with pytest.raises(ConsentNeededError) as caught:
+        requests_of(stack, settings)
+    assert "evil.example: pages of that name" in (caught.value.detail or "")
+    assert requests_of(stack, settings, ["allow_unsafe=true"])
+    assert caught.value.record is not None
+    write_private(caught.value.record, "")
+    assert requests_of(stack, settings), "consent is remembered"
+
+
 def test_a_stack_from_elsewhere_asks_for_what_it_sets(tmp_path: Path) -> None:
     settings = load_settings()
     stack = load_stack(written(tmp_path, HEAD + DANGEROUS), settings)
