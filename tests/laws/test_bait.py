@@ -131,7 +131,7 @@ def _bait(place: Place) -> None:
 COMMANDS = {
     "import": ("recipe import foreign.yaml", 0),
     "import into the trusted folder": ("recipe import foreign.yaml -o trusted", 3),
-    "source": ("recipe source add theirs .", 0),
+    "source": ("recipe source add theirs .", 2),
     "image": ("image ls", 4),
     "checkpoint": ("checkpoint ls", 0),
     "plan": ("plan ./their.yaml", 4),
