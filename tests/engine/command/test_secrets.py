@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, u
 from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.stand_in.engine import build_image
+from tests.fakes.http_server import TableServer, serving
 from tests.launching import container_spec
 
 pytestmark = [
@@ -53,42 +54,54 @@ def guarded_image(host: DockerHost, python_base_image: str) -> str:
 
 
 @pytest.fixture
-def deployed(
+def make_public(
     host: DockerHost, guarded_image: str, mark: str, deployment: str, tmp_path: Path
-) -> Iterator[str]:
-    """A public deployment in the product's shape, with a key, served by the stand-in."""
-    key = tmp_path / "state" / "keys" / deployment
-    key.parent.mkdir(parents=True, mode=0o700)
-    key.write_text(KEY + "\n")
-    key.chmod(0o600)
-    os.chown(key, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+) -> Iterator[Callable[..., str]]:
+    """Starts a public deployment in the product's shape, with a key, and returns its id."""
+    made: list[str] = []
+
+    def make(stand_in: str, port: int) -> str:
+        key = tmp_path / "state" / "keys" / deployment
+        key.parent.mkdir(parents=True, mode=0o700)
+        key.write_text(KEY + "\n")
+        key.chmod(0o600)
+        os.chown(key, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+        cache = tmp_path / "cache"
+        cache.mkdir()
+        shape = container_spec(
+            load_recipe(
+                Library((resources() / "recipes",)),
+                "v2",
+                [f"serve.port={port}", "limits.memory_floor_gib=0.5"],
+            ),
+            _some_model(tmp_path),
+            image=guarded_image,
+            deployment=Deployment(deployment, is_public=True),
+            folders=HostFolders(cache=cache, key_file=key),
+        )
+        spec = replace(
+            shape,
+            env={**shape.env, "STAND_IN": stand_in},
+            gpus="none",
+            ulimits=(),
+            labels={**shape.labels, TEST_LABEL: mark},
+        )
+        made.append(host.create(spec))
+        host.start(made[-1])
+        return made[-1]
+
+    yield make
+    for container_id in made:
+        host.remove(container_id)
+
+
+@pytest.fixture
+def deployed(make_public: Callable[..., str]) -> str:
     port = free_port()
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    shape = container_spec(
-        load_recipe(
-            Library((resources() / "recipes",)),
-            "v2",
-            [f"serve.port={port}", "limits.memory_floor_gib=0.5"],
-        ),
-        _some_model(tmp_path),
-        image=guarded_image,
-        deployment=Deployment(deployment, is_public=True),
-        folders=HostFolders(cache=cache, key_file=key),
-    )
-    spec = replace(
-        shape,
-        env={**shape.env, "STAND_IN": "--log cpu-0.32-mtp"},
-        gpus="none",
-        ulimits=(),
-        labels={**shape.labels, TEST_LABEL: mark},
-    )
-    container_id = host.create(spec)
-    host.start(container_id)
+    container_id = make_public("--log cpu-0.32-mtp", port)
     with model_at(port) as model:
         until(model.is_healthy)
-    yield container_id
-    host.remove(container_id)
+    return container_id
 
 
 def test_what_others_can_read_holds_no_secret(
@@ -192,3 +205,16 @@ def output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_neither_key_nor_prompt_goes_to_another_listener(
+    make_public: Callable[..., str], deployment: str, tmp_path: Path
+) -> None:
+    """While a server loads, another user of the machine can listen on its port."""
+    with serving(TableServer()) as other:
+        other.answers["/health"] = (200, "")
+        make_public("--wait-for never", other.port)
+        done = Program(tmp_path).run("ask", deployment, "planted-prompt")
+    assert done.returncode == 7
+    assert "another program" in done.stderr
+    assert {*other.asked} == {("/health", None, None)}
