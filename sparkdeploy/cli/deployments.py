@@ -34,6 +34,14 @@ UpdateImageOption = Annotated[
         "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
     ),
 ]
+ImageIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image-id",
+        metavar="ID",
+        help="Take the recipe's image for this one, which `docker load` has brought.",
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
 
 
@@ -54,6 +62,7 @@ def up(
     known_bad: options.KnownBadOption = False,
     unsafe: options.UnsafeOption = False,
     update_image: UpdateImageOption = False,
+    image_id: ImageIdOption = None,
     drop_page_cache: options.PageCacheOption = False,
     yes: options.YesOption = False,
     as_json: options.JsonOption = False,
@@ -70,6 +79,8 @@ def up(
         raise UsageError("--solo and --cluster exclude each other")
     if dry_run and update_image:
         raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
+    if image_id is not None and (dry_run or update_image):
+        raise UsageError("--image-id pins an image: leave out --dry-run and --update-image")
     settings = options.current_settings()
     if (stack := options.stack_file(recipe, settings)) is not None:
         from sparkdeploy.cli.stack import up_of_stack
@@ -86,7 +97,7 @@ def up(
         _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    how = UpOptions(extent, drop_page_cache, update_image, is_unit=stay)
+    how = UpOptions(extent, drop_page_cache, update_image, image_id, is_unit=stay)
     if stay:
         from sparkdeploy.deploy.stay import start_at_boot, stay_with
 

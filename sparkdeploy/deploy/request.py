@@ -201,22 +201,35 @@ def at_address(request: Request, served: ServedDeployment, settings: Settings) -
 
 
 def with_known_image(
-    plan: Plan, request: Request, settings: Settings, host: DockerHost, *, update: bool
+    plan: Plan,
+    request: Request,
+    settings: Settings,
+    host: DockerHost,
+    *,
+    update: bool,
+    image_id: str | None = None,
 ) -> Resolved:
     """Pin a plan's image and inspect it; return the recipe for what the image holds."""
     resolved = plan.resolved
-    is_known = isinstance(resolved.engine, InspectedEngine) and not update
+    if image_id is not None and resolved.image is None:
+        raise UsageError(f"{resolved.recipe.name} names no image that --image-id could be")
+    is_known = isinstance(resolved.engine, InspectedEngine) and not update and image_id is None
     if resolved.engine.kind != "image" or is_known:
         return resolved
     # It builds: the usual `up` is there sooner without all that.
     from sparkdeploy.image.pins import ImageInspector  # noqa: PLC0415
 
     inspector = ImageInspector(host, plan.observed.head.facts.architecture, settings)
-    return pin_image(resolved, request, inspector, update=update)
+    return pin_image(resolved, request, inspector, update=update, image_id=image_id)
 
 
 def pin_image(
-    resolved: Resolved, request: Request, inspector: ImageInspector, *, update: bool = False
+    resolved: Resolved,
+    request: Request,
+    inspector: ImageInspector,
+    *,
+    update: bool = False,
+    image_id: str | None = None,
 ) -> Resolved:
     """Pin and inspect the image of a request's recipe; return the recipe for what it holds."""
     # A tag is pinned only once its image was looked into, so never to one that does not serve.
@@ -226,11 +239,13 @@ def pin_image(
     if resolved.engine.kind != "image" or name is None:
         return resolved
     asks = is_tag(name) and update
-    if isinstance(resolved.engine, InspectedEngine) and not asks:
+    if isinstance(resolved.engine, InspectedEngine) and not asks and image_id is None:
         return resolved
     before = ImageLock(settings.state_dir).pin_of(name)
     pin = before
-    if is_tag(name) and (asks or before is None):
+    if image_id is not None:
+        pin = inspector.take_loaded(name, image_id)
+    elif is_tag(name) and (asks or before is None):
         pin = inspector.ask_registry(name) if asks else inspector.pin(name)
     images = ImageLock(settings.state_dir, {name: pin} if pin is not None else {})
     known = _inspected(request, inspector, images, is_new=pin is not before)

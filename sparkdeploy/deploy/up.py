@@ -54,6 +54,8 @@ class UpOptions:
     extent: Extent = Extent.ANSWER
     drop_page_cache: bool = False
     update_image: bool = False
+    image_id: str | None = None
+    """Of an image of this machine that the recipe's is taken for from now on."""
     shows_plan: bool = True
     is_unit: bool = False
     """Stop a start that replaced nothing when it is interrupted: systemd runs no ExecStop= of a
@@ -138,7 +140,9 @@ def _decide(
     plan = draft_plan(resolved, settings, ranks, request.deployment)
     refuse(plan)
     docker = ranks.here.docker
-    pinned = with_known_image(plan, request, settings, docker, update=options.update_image)
+    pinned = with_known_image(
+        plan, request, settings, docker, update=options.update_image, image_id=options.image_id
+    )
     if pinned is not plan.resolved:
         plan = decide(pinned, settings, plan.observed, plan.deployment, plan.topology)
         refuse(plan)

@@ -22,6 +22,7 @@ from sparkdeploy.node.facts import spelled
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.image_name import is_pinned
 from sparkdeploy.recipe.image_pins import (
     ImageContents,
     ImageLock,
@@ -30,6 +31,7 @@ from sparkdeploy.recipe.image_pins import (
     contents_adapter,
     pins_adapter,
 )
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import Step
@@ -62,6 +64,19 @@ class ImageInspector:
         with console.step(f"asking the registry for {tag}"):
             image = self._published_image(tag)
         return _new_pin(tag, image)
+
+    def take_loaded(self, name: str, image_id: str) -> ImagePin:
+        """Return the pin to an image of this machine; `docker load` brings images without digests.
+
+        Raises BuildError where no image has that id.
+        """
+        image = self.host.find_image(image_id) if is_pinned(image_id) else None
+        if image is None or "@" in image_id:
+            raise BuildError(
+                f"no image of this machine has the id {shown(image_id)}",
+                hint="`docker load -i FILE` brings one; `docker images --no-trunc` has the ids",
+            )
+        return _new_pin(name, image.image_id)
 
     def inspect(self, engine: Engine, stage: Stage) -> ImageContents:
         """Pull an image, make its engine stage, and note what it holds for this machine."""

@@ -72,12 +72,15 @@ class Lab:
 
     def push(self, version: str = "0.25.1", note: str = "one", **login: str) -> None:
         """Build a vLLM in name only, and put it under the tag; nothing of it stays here."""
-        dockerfile = f"FROM {self.base}\n{with_vllm(version, None)}\nLABEL note={note}\n"
         with contextlib.closing(docker.from_env()) as client:
-            client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=self.tag, rm=True)
+            client.images.build(fileobj=self.source(version, note), tag=self.tag, rm=True)
             said = client.images.push(self.tag, auth_config=login or None)
             assert '"error"' not in said, said
             client.images.remove(self.tag)
+
+    def source(self, version: str, note: str) -> io.BytesIO:
+        dockerfile = f"FROM {self.base}\n{with_vllm(version, None)}\nLABEL note={note}\n"
+        return io.BytesIO(dockerfile.encode())
 
     def up(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.program.run("up", "tagged", "--prepare", "--yes", *words)
@@ -229,3 +232,28 @@ def test_a_mod_is_a_stage_that_is_made_again_when_it_changes(host: DockerHost, l
     assert "image mod" not in with_mod(lab, MOD).stderr
     assert "image mod" in with_mod(lab, MOD + "true\n").stderr
     assert len(built(host, lab)) == 2
+
+
+def test_a_loaded_image_is_taken_by_its_id_where_no_registry_answers(
+    lab: Lab, tmp_path: Path
+) -> None:
+    carried, name = f"lab-carried:{lab.engine}", f"{lab.tag.removesuffix(':v1')}@sha256:{'0' * 64}"
+    recipe = tmp_path / "config" / "recipes" / "tagged.yaml"
+    recipe.write_text(recipe.read_text().replace(lab.tag, name))
+    with contextlib.closing(docker.from_env()) as client:
+        client.images.build(fileobj=lab.source("0.25.1", lab.engine), tag=carried, rm=True)
+        archive = b"".join(client.images.get(carried).save(named=True))
+        client.images.remove(carried)
+        assert lab.up().returncode == 5
+        (loaded,) = client.images.load(archive)
+        try:
+            assert lab.up("--image-id", "sha256:" + "1" * 64).returncode == 5
+            image_id = loaded.id or ""
+            taken = lab.up("--image-id", image_id)
+            assert taken.returncode == 0, taken.stderr
+            pin = ImageLock(tmp_path / "state").pin_of(name)
+            assert pin is not None
+            assert pin.image == image_id
+            assert lab.up().returncode == 0
+        finally:
+            client.images.remove(carried)

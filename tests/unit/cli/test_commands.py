@@ -242,6 +242,8 @@ def test_an_inherited_chat_template_stands_beside_the_recipe_that_names_it(
     [
         ("up", "--dry-run", "--prepare"),
         ("up", "--solo", "--cluster"),
+        ("up", "--dry-run", "--image-id", "sha256:0000"),
+        ("up", "--update-image", "--image-id", "sha256:0000"),
         ("plan", "--name", "Not A Name"),
         ("plan", "--name", "main\n"),
         ("plan", "--hardware", "spark", "--name", "A!"),
