@@ -17,7 +17,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import NoRecipeError, RecipeError, UsageError
 from sparkdeploy.gateway import stack as stack_module
 from sparkdeploy.gateway.stack import ModelEntry, Stack, StackFile, load_stack, stack_path
-from sparkdeploy.recipe.document import Document
+from sparkdeploy.recipe.document import Document, ReadFile, ValueOrigin
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
@@ -213,7 +213,7 @@ FILES = st.fixed_dictionaries(
 @settings(max_examples=examples(300), deadline=None)
 @given(FILES)
 def test_whatever_stands_in_a_stack_it_is_read_or_refused_in_words(content: dict[str, Any]) -> None:
-    document = Document(content, {})
+    document = Document(content, {("models",): ValueOrigin("a stack", 1, ReadFile(Path(), ""))})
     with patched(document) as path:
         try:
             stack = load_stack(path, load_settings())
