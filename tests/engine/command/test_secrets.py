@@ -30,7 +30,7 @@ from tests.launching import container_spec
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.runs("diagnose", "doctor", "export", "logs", "plan", "status"),
+    pytest.mark.runs("ask", "diagnose", "doctor", "export", "logs", "plan", "status"),
 ]
 
 KEY = "planted-api-key-7d1f"
