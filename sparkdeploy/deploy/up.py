@@ -104,7 +104,7 @@ def up(
                 return _nothing_to_do(plan, launch, options)
             from sparkdeploy.deploy.wait import Watch  # noqa: PLC0415
             from sparkdeploy.plan.report import plan_lines  # noqa: PLC0415
-            from sparkdeploy.server.phases import start_words, timing_key_of  # noqa: PLC0415
+            from sparkdeploy.server.phases import start_words  # noqa: PLC0415
 
             if options.shows_plan:
                 console.info_blocks(plan_lines(plan, start_words(plan, settings.state_dir)))
@@ -119,7 +119,7 @@ def up(
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
             deadline_s = plan.resolved.recipe.limits.startup_timeout_s
-            watch = Watch(launch, launch.started, timing_key_of(plan), deadline_s, plan)
+            watch = Watch(launch, launch.started, plan.timing_key, deadline_s, plan)
             readiness = launch.wait_and_commit(watch)
         except KeyboardInterrupt:
             _undo(launch, options)
@@ -158,9 +158,8 @@ def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
         from sparkdeploy.deploy.wait import awaited_start  # noqa: PLC0415
-        from sparkdeploy.server.phases import timing_key_of  # noqa: PLC0415
 
-        console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
+        console.expect(awaited_start(plan.deployment.name, plan.timing_key, settings))
 
 
 def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> None:
@@ -171,12 +170,12 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
     running = [fact for fact in facts if fact is not None and fact.is_running]
     if not running:
         return
-    from sparkdeploy.server.phases import expected_start, timing_key_of  # noqa: PLC0415
+    from sparkdeploy.server.phases import expected_start  # noqa: PLC0415
 
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
-    console.info(f"downtime: {expected_start(settings.state_dir, timing_key_of(plan))}")
+    console.info(f"downtime: {expected_start(settings.state_dir, plan.timing_key)}")
     if not confirm(f"{name} is running and will be replaced ({replaced[0].reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",
@@ -237,7 +236,6 @@ def _to_start(
     """Return the stopped container that starts again, or the spec with its last labels."""
     from sparkdeploy.deploy.expectation import expectation_of  # noqa: PLC0415
     from sparkdeploy.recipe.report import values_to_show  # noqa: PLC0415
-    from sparkdeploy.server.phases import timing_key_of  # noqa: PLC0415
 
     if planned.stopped is not None:
         return planned.stopped
@@ -247,7 +245,7 @@ def _to_start(
         **mark,
         labels.FINGERPRINT: planned.spec.fingerprint(),
         labels.EXPECTATION: expectation_of(plan, planned).as_label(),
-        labels.TIMING: timing_key_of(plan),
+        labels.TIMING: plan.timing_key,
         labels.USER: own_name(),
         labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
     }

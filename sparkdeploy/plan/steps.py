@@ -127,6 +127,17 @@ class Plan:
         return RecipeOnEngine(recipe, self.resolved.engine, self.topology.gpus, layers)
 
     @property
+    def timing_key(self) -> str:
+        """Return the key under which the durations of such starts are remembered.
+
+        On a CPU it is another one: a rehearsal's minute is no promise of what the recipe takes.
+        """
+        node_count = len(self.topology.nodes)
+        nodes = f" on {node_count} nodes" if node_count > 1 else ""
+        where = " on a CPU" if self.resolved.engine.runs_on == "cpu" else ""
+        return f"{self.images[-1].stage.tag} {self.resolved.recipe.name}{where}{nodes}"
+
+    @property
     def is_unchecked(self) -> bool:
         """Whether nobody could say how much memory the model takes."""
         return any(

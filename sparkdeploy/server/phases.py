@@ -135,24 +135,13 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
     return tracker
 
 
-def timing_key_of(plan: Plan) -> str:
-    """Return the key under which the durations of such starts are remembered.
-
-    On a CPU it is another one: a rehearsal's minute is no promise of what the recipe takes.
-    """
-    node_count = len(plan.topology.nodes)
-    nodes = f" on {node_count} nodes" if node_count > 1 else ""
-    where = " on a CPU" if plan.resolved.engine.runs_on == "cpu" else ""
-    return f"{plan.images[-1].stage.tag} {plan.resolved.recipe.name}{where}{nodes}"
-
-
 def start_words(plan: Plan, state_dir: Path) -> str:
     """Say how long images and a start take that a plan begins."""
     image = any(step.action.is_work for step in plan.images)
     made = "the image in up to half an hour; " if image else ""
     seconds, is_measured = start_s(plan, state_dir)
     if seconds is None or is_measured:
-        return f"{made}{expected_start(state_dir, timing_key_of(plan))}"
+        return f"{made}{expected_start(state_dir, plan.timing_key)}"
     is_v2 = round((plan.head.needs.weights_bytes or 0) / SPARK_FILES_BYTES, 2) == 1
     reported = format_seconds(sum(SPARK_COLD_START_S.values()))
     origin = "as others saw of v2" if is_v2 else f"v2's {reported}, by its weights"
@@ -161,7 +150,7 @@ def start_words(plan: Plan, state_dir: Path) -> str:
 
 def start_s(plan: Plan, state_dir: Path) -> tuple[float | None, bool]:
     """Return how long a start takes, and whether one was measured here; a Spark's by its bytes."""
-    known_s, _ = _known_start(state_dir, timing_key_of(plan))
+    known_s, _ = _known_start(state_dir, plan.timing_key)
     weights_bytes = plan.head.needs.weights_bytes
     if known_s is not None or weights_bytes is None or plan.resolved.engine.runs_on == "cpu":
         return known_s, known_s is not None
