@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
-from pathlib import Path
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import (
@@ -12,7 +11,7 @@ from sparkdeploy.checkpoint.contents import (
     read_tensors,
     repeated_tensors,
 )
-from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
+from sparkdeploy.checkpoint.hub_lock import find_source
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import model
@@ -43,11 +42,7 @@ def facts_of(
 ) -> model.ModelFacts:
     """Return what the model's own files say; when it is not here, what is asked for instead."""
     name = weights.source
-    source = (
-        sources.open_folder(Path(weights.path))
-        if weights.path is not None
-        else find_pinned(name, weights.revision, settings.hub_cache, HubLock(settings.state_dir))
-    )
+    source = find_source(weights, settings)
     folder = weights.subfolder if isinstance(weights, Drafter) else None
     if folder is not None:
         # What is known of the repository says nothing of a folder in it.

@@ -13,8 +13,10 @@ from sparkdeploy.atomic_files import make_private
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
-from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache
+from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.recipe.schema import Weights
+from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 LOCK_FILE = "hub-lock.json"
@@ -136,6 +138,14 @@ def find_pinned(
     if not pin.can_serve or missing_in(snapshot, pin.files):
         return None
     return find_in_hub_cache(repo, pin.commit, hub_cache)
+
+
+def find_source(weights: Weights, settings: Settings) -> CheckpointSource | None:
+    """Open the folder that weights are named by, or find their repository as `find_pinned` does."""
+    if weights.path is not None:
+        return open_folder(Path(weights.path))
+    lock = HubLock(settings.state_dir)
+    return find_pinned(weights.source, weights.revision, settings.hub_cache, lock)
 
 
 def pin_found(source: CheckpointSource, revision: str, lock: HubLock) -> None:

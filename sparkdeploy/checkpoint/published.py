@@ -13,7 +13,6 @@ from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import ranges
-from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -23,7 +22,7 @@ from sparkdeploy.checkpoint.contents import (
     repeated_tensors,
 )
 from sparkdeploy.checkpoint.hub import open_hub
-from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_source
 from sparkdeploy.checkpoint.repo_files import RepoFacts
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.threads import run_within
@@ -59,12 +58,7 @@ def published_config(
     """
     if weights.path is not None:
         _refuse_other_kinds(weights.path, names_in(Path(weights.path)))
-    lock = HubLock(settings.state_dir)
-    source = (
-        sources.open_folder(Path(weights.path))
-        if weights.path is not None
-        else find_pinned(weights.source, weights.revision, settings.hub_cache, lock)
-    )
+    source = find_source(weights, settings)
     if source is not None:
         return _of_folder(source.files_dir)
     shipped = shipped_entry(weights.source)

@@ -15,7 +15,7 @@ from sparkdeploy.checkpoint.conversion import Conversion, check_untouched, unfit
 from sparkdeploy.checkpoint.dense_layers import dense_layers
 from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
 from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
-from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_source
 from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.published import ask_in_time, names_in, shipped_entry
@@ -144,13 +144,11 @@ def locate_companion(weights: Weights, settings: Settings) -> ModelFact | Missin
 
 def _find_source(weights: Weights, settings: Settings) -> CheckpointSource | None:
     """Open the folder that a recipe names, or find a repository; RecipeError for no folder."""
-    named, lock = weights.path, HubLock(settings.state_dir)
-    if named is None:
-        return find_pinned(weights.source, weights.revision, settings.hub_cache, lock)
-    path = Path(os.path.expanduser(named))  # noqa: PTH111 - a home of nobody is no bug
-    if not os.path.lexists(path):
+    named = weights.path
+    # A home of nobody is no bug, as which pathlib takes it.
+    if named is not None and not os.path.lexists(os.path.expanduser(named)):  # noqa: PTH111
         raise RecipeError(f"the folder {named} does not exist", hint="name the folder of a model")
-    return sources.open_folder(path)
+    return find_source(weights, settings)
 
 
 def _model_fact(
