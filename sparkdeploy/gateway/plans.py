@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sparkdeploy.checks.survey import Survey, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
-from sparkdeploy.errors import ConsentNeededError, RecipeError, SparkdeployError
+from sparkdeploy.errors import RecipeError, SparkdeployError
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.stack import ModelEntry, Stack
@@ -170,14 +171,8 @@ def _require_consent_to_clients(stack: Stack, settings: Settings) -> None:
     if not asked_for or not library(settings).foreign_files(origins):
         return
     record = settings.state_dir / "consents" / digest(asked_for, origins, (), "")
-    if record.is_file():
-        return
-    hint = "--allow-unsafe takes it"
-    what = f"stack {stack.path}"
-    error = error_of(what, Document({}, origins), [], asked_for, hint=hint)
-    if isinstance(error, ConsentNeededError):
-        error.record = record
-    raise error
+    what, hint = f"stack {stack.path}", "--allow-unsafe takes it"
+    _require_record(record, what, origins, asked_for, hint)
 
 
 def _require_consent(
@@ -199,18 +194,21 @@ def _require_consent(
             )
     mods, template = resolved.mods, resolved.template_hash
     record = settings.state_dir / "consents" / digest(needed, origins, mods, template)
-    if not needed or record.is_file():
-        return
-    error = error_of(
-        f"model {model.name} of {stack.path}",
-        Document({}, origins),
-        [],
-        needed,
-        hint=consent_hint(model.recipe, needed),
-    )
-    if isinstance(error, ConsentNeededError):
-        error.record = record
-    raise error
+    if needed:
+        what, hint = f"model {model.name} of {stack.path}", consent_hint(model.recipe, needed)
+        _require_record(record, what, origins, needed, hint)
+
+
+def _require_record(
+    record: Path,
+    what: str,
+    origins: dict[KeyPath, ValueOrigin],
+    asked_for: Sequence[Mistake],
+    hint: str,
+) -> None:
+    """Raise ConsentNeededError unless somebody has agreed before, which the record remembers."""
+    if not record.is_file():
+        raise error_of(what, Document({}, origins), [], asked_for, hint=hint, record=record)
 
 
 def _needed(request: Request, settings: Settings) -> frozenset[str]:

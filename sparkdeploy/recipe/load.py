@@ -125,9 +125,14 @@ def load_recipe(
     if not loaded.mistakes and is_allowed and loaded.resolved is not None:
         return loaded.resolved
     what, hint = f"recipe {wanted}", consent_hint(wanted, loaded.consents)
-    error = error_of(what, loaded.document, list(loaded.mistakes), loaded.consents, hint=hint)
-    if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
-        error.record = loaded.consent_record
+    error = error_of(
+        what,
+        loaded.document,
+        list(loaded.mistakes),
+        loaded.consents,
+        hint=hint,
+        record=loaded.consent_record,
+    )
     raise error
 
 
@@ -261,19 +266,23 @@ def error_of(
     consents: Sequence[Mistake] = (),
     *,
     hint: str | None = None,
+    record: Path | None = None,
 ) -> RecipeError:
-    """Return the error that lists mistakes and consents, each with its file and line."""
+    """Return the error that lists mistakes and consents, each with its file and line.
+
+    `hint` and `record` are of consents: how one is given, and the file that remembers it.
+    """
     problems = list(dict.fromkeys(problems))
     every = (*problems, *consents)
     lines = [_line(document, problem) for problem in every[:MAX_LISTED]]
     if len(every) > MAX_LISTED:
         lines.append(f"... and {len(every) - MAX_LISTED} more")
-    kind = ConsentNeededError if consents and not problems else RecipeError
-    return kind(
-        f"{what} {count_words(problems, consents)}",
-        detail=Mistakes("\n".join(lines)),
-        hint=hint if consents else None,
-    )
+    message, detail = f"{what} {count_words(problems, consents)}", Mistakes("\n".join(lines))
+    if problems or not consents:
+        return RecipeError(message, detail=detail, hint=hint if consents else None)
+    error = ConsentNeededError(message, detail=detail, hint=hint)
+    error.record = record
+    return error
 
 
 def count_words(mistakes: Sized, consents: Sized) -> str:
