@@ -40,17 +40,9 @@ def written(source: str) -> Iterator[tuple[str, int, str]]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for name, node in _calls(tree, ""):
+    for name, node in syntax.calls(tree):
         if _is_unguarded(node, constants):
             yield name, node.lineno, ast.unparse(node)
-
-
-def _calls(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.Call]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield inside, child
-        name = child.name if isinstance(child, ast.FunctionDef) else inside
-        yield from _calls(child, name)
 
 
 def _is_unguarded(node: ast.Call, constants: dict[str, str]) -> bool:
@@ -65,19 +57,10 @@ def _is_unguarded(node: ast.Call, constants: dict[str, str]) -> bool:
         return _has_writing_flags(node, constants)
     if last != "open" or any(keyword.arg == "fileobj" for keyword in node.keywords):
         return False
-    return any(letter in "wa+" for letter in _mode(node, is_method=called not in OPENERS))
-
-
-def _mode(node: ast.Call, *, is_method: bool) -> str:
-    """Return the mode; `w` for one that is not a constant, since nobody knows it."""
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
-    given += node.args[0 if is_method else 1 :][:1]
-    if not given:
-        return "r"
-    value = given[0]
-    if isinstance(value, ast.Constant):
-        return value.value if isinstance(value.value, str) else "r"
-    return "w" if not is_method else "r"
+    is_method = called not in OPENERS
+    # Nobody knows a mode that is not a constant.
+    mode = syntax.mode_of(node, is_method=is_method, unknown="r" if is_method else "w")
+    return any(letter in "wa+" for letter in mode)
 
 
 def _has_writing_flags(node: ast.Call, constants: dict[str, str]) -> bool:

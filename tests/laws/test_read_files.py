@@ -54,7 +54,7 @@ OPENERS = {"open", "io.open", "os.fdopen"}
 
 def read(source: str) -> Iterator[tuple[str, str]]:
     """Yield function and text of each call that reads a file by its path and without limits."""
-    for name, node in _calls(syntax.tree(source), ""):
+    for name, node in syntax.calls(syntax.tree(source)):
         called = ast.unparse(node.func)
         receiver, _, last = called.rpartition(".")
         text = ast.unparse(node)
@@ -64,23 +64,9 @@ def read(source: str) -> Iterator[tuple[str, str]]:
                 continue
         elif last not in {"read_text", "read_bytes", "open"}:
             continue
-        if not any(letter in "wax+" for letter in _mode(node, is_method=called not in OPENERS)):
+        mode = syntax.mode_of(node, is_method=called not in OPENERS, unknown="r")
+        if not any(letter in "wax+" for letter in mode):
             yield name, text
-
-
-def _calls(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.Call]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield inside, child
-        name = child.name if isinstance(child, ast.FunctionDef) else inside
-        yield from _calls(child, name)
-
-
-def _mode(node: ast.Call, *, is_method: bool) -> str:
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
-    given += node.args[0 if is_method else 1 :][:1]
-    value = given[0] if given else None
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else "r"
 
 
 def test_every_file_that_another_may_have_written_is_read_within_limits() -> None:
