@@ -13,7 +13,6 @@ from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 
-TITLES = ("claims", "share", "least share")
 BROKEN = "broken"
 
 

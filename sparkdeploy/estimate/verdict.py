@@ -1,4 +1,4 @@
-"""Whether a recipe fits a machine, how many requests and about how fast; and several together."""
+"""Whether a recipe fits a machine, how many requests and about how fast."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

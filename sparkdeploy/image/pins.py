@@ -70,8 +70,9 @@ class ImageInspector:
 
         Raises BuildError where no image has that id.
         """
-        image = self.host.find_image(image_id) if is_pinned(image_id) else None
-        if image is None or "@" in image_id:
+        is_id = is_pinned(image_id) and "@" not in image_id
+        image = self.host.find_image(image_id) if is_id else None
+        if image is None:
             raise BuildError(
                 f"no image of this machine has the id {shown(image_id)}",
                 hint="`docker load -i FILE` brings one; `docker images --no-trunc` has the ids",
