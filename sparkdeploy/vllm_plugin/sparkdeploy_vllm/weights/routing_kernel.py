@@ -62,8 +62,7 @@ def _route(  # noqa: ANN202, PLR0913, PLR0917
     chosen = tl.full((8, CHOICES), COLUMNS, tl.int32)
     taken = tl.zeros((8, CHOICES), tl.float32)
     for nth in tl.static_range(TOP):
-        best = tl.argmax(left, 1)
-        value = tl.max(left, 1)
+        value, best = tl.max(left, 1, return_indices=True)
         left = tl.where(expert[None, :] == best[:, None], -1.0, left)
         is_nth = (choice == nth)[None, :]
         chosen = tl.where(is_nth, best[:, None], chosen)
