@@ -44,6 +44,8 @@ WAYS = {
         "hybrid": HYBRID,
         "v2": V2,
         "v2-vllm": PLAIN_V2,
+        "v2-shared": replace(PLAIN_V2, fp8_kernel="fused"),
+        "v2-routing": replace(PLAIN_V2, routing="fused"),
         "int4-head": replace(V2, lm_head="int4"),
         "int4-drafts": replace(INT4_DRAFTS, lm_head="int4"),
         "fast": replace(

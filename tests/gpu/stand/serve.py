@@ -96,7 +96,8 @@ class Server:
         return [sys.executable, *module, *model, *_last_of_each([*COMMON_FLAGS, *own])]
 
     def _environment(self) -> dict[str, str]:
-        paths = ["/tmp/stand/smallest", "/tmp/site", self.spec.get("plugin", "/tmp/plugin")]
+        site = os.environ.get("SITE", "/tmp/site")
+        paths = ["/tmp/stand/smallest", site, self.spec.get("plugin", "/tmp/plugin")]
         extra = {"PYTHONPATH": ":".join(paths), **ENVIRONMENT, **self.spec.get("env", {})}
         return {**os.environ, **extra}
 
@@ -330,12 +331,12 @@ def main() -> int:
     plan = _plan(Path(sys.argv[1]), sys.argv[3:])
     out = Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
-    logs = Path("/tmp/logs")
+    logs = Path(os.environ.get("LOGS", "/tmp/logs"))
     logs.mkdir(exist_ok=True)
     _await(plan.get("starts_after"))
     texts: dict[str, list[dict]] = {}
     alone = [spec for spec in plan["servers"] if spec.get("alone")]
-    first_port = plan.get("first_port", 8100)
+    first_port = int(os.environ.get("PORT", plan.get("first_port", 8100)))
     servers = [
         Server(spec, first_port + number, logs)
         for number, spec in enumerate(plan["servers"])

@@ -1,10 +1,12 @@
 """Decode attention for one to three rows of a 122B's layer: ours beside FlashAttention's on BF16.
 
-`PYTHONPATH=PLUGIN:SITE python3 turboquant_rows.py`: microseconds in a CUDA graph by context; layers
-have caches of their own, more than the card's L2 holds. One JSON line a context.
+`PYTHONPATH=PLUGIN:SITE python3 turboquant_rows.py [12.1]`: microseconds in a CUDA graph by context;
+layers have caches of their own, more than the card's L2 holds. One JSON line a context. A compute
+capability asks for the tiles that are shipped for such a card; tiles are proved first.
 """
 
 import json
+import sys
 from collections.abc import Callable
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor
 
 LAYER = AttentionLayer(slot_format("turboquant_4bit_nc", 256), 32, 2, 256**-0.5)
 CUDA = torch.device("cuda")
+CAPABILITY = (
+    tuple(map(int, sys.argv[1].split("."))) if sys.argv[1:] else torch.cuda.get_device_capability()
+)
 CONTEXTS, ROWS, LAYERS = (8_192, 65_536, 100_000, 131_072), (1, 2, 3), 4
 PAGE = 16
 
@@ -28,7 +33,7 @@ def ours_us(context: int, rows: int) -> float:
     questions = [
         proof.draw(LAYER, (context,), PAGE, torch.bfloat16, rows, CUDA) for _ in range(LAYERS)
     ]
-    tile = LAYER.shipped_tile(torch.cuda.get_device_capability(), rows)
+    tile = LAYER.shipped_tile(CAPABILITY, rows)
     into = proof.scratch(LAYER, tile, questions[0], 0.0)
     out = torch.empty_like(questions[0].query)
     return layer_us(lambda: [proof.attend(LAYER, tile, it, out, into) for it in questions])
@@ -59,6 +64,10 @@ def flash_us(context: int, rows: int) -> float:
     return layer_us(lambda: [attend(cache) for cache in caches])
 
 
+for rows in ROWS:
+    tile = LAYER.shipped_tile(CAPABILITY, rows)
+    fault = proof.first_fault(LAYER, tile, PAGE, torch.bfloat16, rows, CUDA)
+    print(json.dumps({"rows": rows, "tile": str(tile), "fault": fault}), flush=True)
 for context in CONTEXTS:
     found: dict[str, object] = {"context": context}
     for rows in ROWS:

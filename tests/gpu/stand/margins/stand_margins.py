@@ -15,6 +15,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -51,7 +55,7 @@ def load_weights(self: Any, model: Any, _config: Any) -> None:
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
         if info.can_load():
-            one = partial(fill, f"{name}.weight")
+            one = partial(_fill_weight, name)
             with mock.patch.object(dummy_loader, "initialize_single_dummy_weight", one):
                 self._process_online_quant_layer(layer, info)
             continue
@@ -59,9 +63,13 @@ def load_weights(self: Any, model: Any, _config: Any) -> None:
             fill(f"{name}.{own}", tensor)
 
 
+def _fill_weight(layer: str, tensor: Tensor, /, **_name: str) -> None:
+    fill(f"{layer}.weight", tensor)
+
+
 @torch.no_grad()
 def fill(name: str, tensor: Tensor) -> None:
-    """Make up what is called `name`, the same in each process."""
+    """Make up what is called `name`, the same in each process, or a rank's part of the same."""
     if tensor.device.type == "meta":
         return
     known = name.removeprefix("language_model.")
@@ -72,13 +80,7 @@ def fill(name: str, tensor: Tensor) -> None:
         else:
             tensor.zero_()
     elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
-        # As many rows as there are tokens, the same for both.
-        drawn.manual_seed(0)
-        tensor.bernoulli_(0.5, generator=drawn).mul_(2).sub_(1)
-        if name.endswith("lm_head.weight"):
-            tensor.copy_(tensor.roll(STEP, 0) * (HEAD_SIZE / tensor.shape[1]))
-        else:
-            CODES["wrong"] = tensor[WRONG_TOKEN].clone()
+        _fill_tokens(tensor, is_head=name.endswith("lm_head.weight"))
     elif found := [it for end, it in RANGES.items() if name.endswith(end)]:
         tensor.uniform_(*found[0], generator=drawn)
     else:
@@ -87,13 +89,35 @@ def fill(name: str, tensor: Tensor) -> None:
             _pass_through(tensor)
 
 
+def _fill_tokens(tensor: Tensor, *, is_head: bool) -> None:
+    """As many rows as there are tokens, the same for both; a rank has as many as any other."""
+    rows, hidden = tensor.shape
+    ranks = get_tensor_model_parallel_world_size()
+    signs = tensor.new_empty((rows * ranks, hidden))
+    drawn = torch.Generator(tensor.device).manual_seed(0)
+    signs.bernoulli_(0.5, generator=drawn).mul_(2).sub_(1)
+    if is_head:
+        signs = signs.roll(STEP, 0).mul_(HEAD_SIZE / hidden)
+    else:
+        CODES["wrong"] = signs[WRONG_TOKEN].clone()
+    tensor.copy_(signs[_first_row(rows) :][:rows])
+
+
+def _first_row(rows: int) -> int:
+    """Of this rank's part of a matrix whose ranks have `rows` each."""
+    return get_tensor_model_parallel_rank() * rows
+
+
 def _deviation(name: str, tensor: Tensor) -> float:
     for end, deviation in DEVIATIONS.items():
         if name.endswith(end):
             return deviation
     if tensor.dim() < 2:
         return NORM_DEVIATION
-    gain = BLOCK_GAIN if any(it in name for it in OUTPUTS) else 1.0
+    gain = 1.0
+    if any(it in name for it in OUTPUTS):
+        # Each rank adds its part.
+        gain = BLOCK_GAIN / get_tensor_model_parallel_world_size() ** 0.5
     if "scales" in name:
         return float(gain / CODE_DEVIATION / (tensor.shape[-2] * GROUP) ** 0.5)
     return float(gain / tensor.shape[-1] ** 0.5)
@@ -101,7 +125,8 @@ def _deviation(name: str, tensor: Tensor) -> float:
 
 def _pass_through(fc: Tensor) -> None:
     """Give the draft layer's input the embedding, and a wrong token's where its first sign says."""
-    hidden = fc.shape[0]
+    rows, hidden = fc.shape[0], fc.shape[1] // 2
+    first = _first_row(rows) if rows < hidden else 0
     fc.mul_(0.2)
-    fc[:, :hidden] += torch.eye(hidden, dtype=fc.dtype, device=fc.device)
-    fc[:, 0] += WRONG_SIZE * CODES["wrong"]
+    fc[:, first : first + rows] += torch.eye(rows, dtype=fc.dtype, device=fc.device)
+    fc[:, 0] += WRONG_SIZE * CODES["wrong"][first : first + rows]
