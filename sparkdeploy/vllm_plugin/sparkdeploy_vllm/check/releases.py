@@ -13,7 +13,7 @@ TARGETS_SINCE: Release = (0, 30)
 """From here on vLLM itself makes chosen layers of a quantised checkpoint FP8 per block."""
 HEAD_SINCE: Release = (0, 23)
 """From here on Qwen3.5 passes its quantisation config to the LM head."""
-TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset({(0, 25, 1)})
+TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset({(0, 25, 1), (0, 33, 0)})
 """Where a TurboQuant cache with MTP was shown to move the text no further under full CUDA graphs
 than piecewise ones and the batch's shape do (docs/figures/turboquant-decode-h100.md). Any other
 release is left with piecewise graphs."""
