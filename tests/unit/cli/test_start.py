@@ -50,11 +50,21 @@ def test_a_reader_that_goes_away_changes_no_exit_code(words: str, code: int) -> 
     assert b"Traceback" not in done.stderr
 
 
+def await_handler(program: subprocess.Popen[str]) -> None:
+    """Wait until the program itself hears SIGTERM: before that, Python ends as it likes."""
+    status = Path(f"/proc/{program.pid}/status")
+    while True:
+        caught = int(status.read_text().partition("SigCgt:")[2].split()[0], 16)
+        if caught >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.005)
+
+
 @pytest.mark.outside
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_early_interruption_ends_with_130_and_one_line(number: int, tmp_path: Path) -> None:
     """The moments are spread over the imports and what the command loads first."""
-    for moment in range(5):
+    for moment in range(6):
         running = subprocess.Popen(
             (*PROGRAM, "plan", "v2"),
             stdout=subprocess.DEVNULL,
@@ -62,11 +72,12 @@ def test_an_early_interruption_ends_with_130_and_one_line(number: int, tmp_path:
             env={**os.environ, "HOME": str(tmp_path)},
             text=True,
         )
-        time.sleep(0.15 + 0.12 * moment)
+        await_handler(running)
+        time.sleep(0.12 * moment)
         running.send_signal(number)
         _, said = running.communicate(timeout=60)
         if running.returncode in {-number, -signal.SIGINT, 0, 4}:
-            continue  # before the program listened, or while Python ended
+            continue  # while Python ended
         assert (running.returncode, said.strip().splitlines()[-1:]) == (130, ["error: interrupted"])
         assert "Traceback" not in said
         assert "mistake" not in said
