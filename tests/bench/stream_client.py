@@ -1,10 +1,11 @@
 """Is the client the bottleneck? 64 streams of 200 tokens/s each: lost tokens, processor, lateness.
 
-    python tests/bench/stream_client.py [--streams 64] [--rate 200] [--seconds 10]
+    python tests/bench/stream_client.py [--streams 64] [--rate 200] [--seconds 10] [--httpx2]
 
-A server process writes one token a chunk on schedule and stamps each chunk with the moment it was
-written (the machine's monotonic clock, which the client reads too). The server's own lateness is
-shown apart: on a busy machine it is the larger part.
+With `--httpx2` that library's client reads the same streams in the place of ours. A server process
+writes one token a chunk on schedule and stamps each chunk with the moment it was written (the
+machine's monotonic clock, which the client reads too). The server's own lateness is shown apart: on
+a busy machine it is the larger part.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import json
 import multiprocessing
 import socket
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from multiprocessing.connection import Connection
 
-from sparkdeploy.bench.answers import read_answer
+import httpx2
+
+from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
 from sparkdeploy.bench.figures import quantiles
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.server.streaming import DONE, event_data
@@ -80,21 +85,47 @@ def serve(port: Connection, rate: float, tokens: int) -> None:
     asyncio.run(run())
 
 
+def read_pieces(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
+    return ((it.at_s, it.data) for it in exchange.arrivals)
+
+
+def by_httpx2(url: str, streams: int) -> list[Exchange]:
+    """Read as many answers at once, each chunk with the moment at which httpx2 hands it out."""
+
+    async def one(client: httpx2.AsyncClient) -> Exchange:
+        began_s = time.perf_counter()
+        async with client.stream("POST", f"{url}/v1/chat/completions", json={}) as answer:
+            pieces = [Arrival(time.perf_counter(), data) async for data in answer.aiter_raw()]
+        return Exchange(began_s, time.perf_counter(), tuple(pieces))
+
+    async def every() -> list[Exchange]:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(limits=limits, timeout=None, trust_env=False) as client:
+            return await asyncio.gather(*(one(client) for _ in range(streams)))
+
+    return asyncio.run(every())
+
+
 def main() -> None:
     """Measure once and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--httpx2", action="store_true")
     options = parser.parse_args()
     tokens = int(options.rate * options.seconds)
     here, there = multiprocessing.Pipe()
     server = multiprocessing.Process(target=serve, args=(there, options.rate, tokens), daemon=True)
     server.start()
     try:
-        with Streams(f"http://127.0.0.1:{here.recv()}") as client:
+        url = f"http://127.0.0.1:{here.recv()}"
+        with Streams(url) as client:
             wall_s, cpu_s = time.perf_counter(), time.process_time()
-            exchanges = client.round([{}] * options.streams)
+            if options.httpx2:
+                exchanges = by_httpx2(url, options.streams)
+            else:
+                exchanges = list(client.round([{}] * options.streams))
             wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
             reading_s = time.process_time()
             answers = [read_answer(exchange) for exchange in exchanges]
@@ -103,11 +134,15 @@ def main() -> None:
         server.kill()
     counted = sum(answer.completion_tokens for answer in answers)
     asked = options.streams * tokens
-    late = quantiles(
-        at_s - float(json.loads(text)["id"])
+    tokens_read = [
+        [(at_s, text) for at_s, text in event_data(read_pieces(exchange)) if text != DONE]
         for exchange in exchanges
-        for at_s, text in event_data((it.at_s, it.data) for it in exchange.arrivals)
-        if text != DONE
+    ]
+    late = quantiles(
+        at_s - float(json.loads(text)["id"]) for one in tokens_read for at_s, text in one
+    )
+    gaps = quantiles(
+        after_s - before_s for one in tokens_read for (before_s, _), (after_s, _) in pairwise(one)
     )
     print(f"{options.streams} streams of {options.rate:g} tokens/s for {options.seconds:g} s")
     print(f"  tokens: {counted} of {asked}, {asked - counted} lost")
@@ -121,6 +156,8 @@ def main() -> None:
             f"  written to read: p50 {late.p50 * 1e3:.2f} ms, p95 {late.p95 * 1e3:.2f} ms, "
             f"p99 {late.p99 * 1e3:.2f} ms"
         )
+    if gaps is not None:
+        print(f"  between tokens: p50 {gaps.p50 * 1e3:.2f} ms, p99 {gaps.p99 * 1e3:.2f} ms")
 
 
 if __name__ == "__main__":
