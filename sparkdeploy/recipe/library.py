@@ -184,13 +184,15 @@ def known_file(files: Mapping[str, Path], name: str, what: str) -> Path:
     return files[name]
 
 
-def resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> Document:
+def resolve_inheritance(
+    library: Library, document: Document, path: Path, chain: Sequence[Path]
+) -> Document:
+    """Return what was read at `path` over all that it extends; RecipeError for a circle."""
     if path.resolve() in chain:
         names = " -> ".join(item.stem for item in (*chain, path))
         raise RecipeError(f"{path} extends itself: {names}")
     if len(chain) > MAX_ANCESTORS:
         raise RecipeError(f"{path} has more than {MAX_ANCESTORS} recipes that extend one another")
-    document = read_document(path)
     if is_foreign(document):
         from sparkdeploy.recipe.foreign.translate import translate  # noqa: PLC0415 - as above
 
@@ -200,7 +202,9 @@ def resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> 
     if not isinstance(parent, str):
         return document
     parent_path = _locate_parent(library, parent, path)
-    inherited = resolve_inheritance(library, parent_path, (*chain, path.resolve()))
+    inherited = resolve_inheritance(
+        library, read_document(parent_path), parent_path, (*chain, path.resolve())
+    )
     kept = replace(
         inherited,
         content={key: it for key, it in inherited.content.items() if key not in NOT_INHERITED},

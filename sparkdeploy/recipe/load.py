@@ -215,7 +215,7 @@ def _read_whole(
     if not (is_foreign(document) or OUR_SIGNS & document.content.keys()):
         raise NoRecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
     if not is_foreign(document):
-        return resolve_inheritance(library, path, ()), None, settings
+        return resolve_inheritance(library, document, path, ()), None, settings
     from sparkdeploy.recipe.foreign.translate import translate  # noqa: PLC0415 - most are ours
 
     translation, rest = translate(document, path, settings)
