@@ -6,6 +6,7 @@ import os
 import pwd
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,15 +158,17 @@ def test_a_port_with_few_or_slow_lanes_is_worth_a_look(
 
 
 def test_a_link_is_measured_and_held_against_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "MEASURED_S", 0.02)
     port = {"interface": "lo", "address": "127.0.0.1/8"}
     one, other = (
         Node(name, ClusterNode.model_validate({"name": name, "ssh": name, "fabric": [port]}))
         for name in ("a", "b")
     )
+    sent = fabric.SEND.replace("while time.monotonic() < end:", "for _ in range(2):")
+    monkeypatch.setattr(fabric, "SEND", sent + "    time.sleep(0.5)\n")
     rate = measure_rate(one, other, 0, 10)
     assert rate.bytes_s is not None
-    assert rate.bytes_s > 0
+    # 2 MiB in half a second and more: in bits or in kB it would be another number.
+    assert 2**14 < rate.bytes_s <= 2**22
     slow, fast, unknown, failed = checks.rate_checks(
         replace(rate, bytes_s=count, speed_mbit_s=speed)
         for count, speed in ((1_600_000_000, 200_000), (4 * 10**9, 200_000), (1, None), (None, 1))
@@ -337,9 +340,27 @@ def test_speed_and_lanes_of_a_port_are_read_at_both_ends_of_its_link() -> None:
     device = found.rdma_device("rocep1s0f1")
     assert device is not None
     assert (device.pcie_gt_s, device.pcie_most_gt_s) == (128.0, 128.0)
+    assert (device.interface, device.is_active, device.gid_index) == ("enp1s0f1np1", True, 3)
+    twin = found.rdma_device("roceP2p1s0f1")
+    assert twin is not None
+    assert (twin.is_active, twin.gid_index) == (False, None)
+    assert [item.name for item in found.interfaces if item.is_up] == ["enp1s0f1np1"]
     speeds = {item.name: item.speed_mbit_s for item in found.interfaces}
     assert speeds["enp1s0f1np1"] == 200_000
     assert {speed for name, speed in speeds.items() if name != "enp1s0f1np1"} == {None}
+
+
+@pytest.mark.parametrize(
+    ("clock_s", "skew_s"), [(95.0, -5.0), (100.0, 0.0), (103.5, 0.0), (104.0, 0.0), (110.0, 6.0)]
+)
+def test_a_clock_is_wrong_by_what_its_answer_does_not_explain(
+    monkeypatch: pytest.MonkeyPatch, clock_s: float, skew_s: float
+) -> None:
+    text = (RECORDED / "facts-spark.txt").read_text().replace("1795000000.123456789", str(clock_s))
+    monkeypatch.setattr(Node, "script", lambda *_: shell.Completed((), 0, text, ""))
+    looks_s = iter((100.0, 104.0))
+    monkeypatch.setattr(fabric, "time", SimpleNamespace(time=lambda: next(looks_s)))
+    assert fabric.look_at_fabric(Node("spark-1")).clock_skew_s == skew_s
 
 
 def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(
