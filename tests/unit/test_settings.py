@@ -112,3 +112,31 @@ def test_a_variable_of_another_program_is_named_as_where_a_value_came_from(tmp_p
     assert origins["state_dir"] == "environment XDG_STATE_HOME"
     assert origins["cache_dir"] == "environment SPARKDEPLOY_CACHE_DIR"
     assert origins["data_dir"] == origins["index_url"] == "default"
+
+
+def test_the_nearest_word_counts_and_no_folder_on_this_machine_is_an_index(tmp_path: Path) -> None:
+    text = "docker_host: unix:///file\nindex_url: https://file/simple\n"
+    (tmp_path / "config.yaml").write_text(text)
+    env = {
+        "SPARKDEPLOY_CONFIG_DIR": str(tmp_path),
+        "DOCKER_HOST": "unix:///variable",
+        "PIP_INDEX_URL": "https://variable/simple",
+        "PIP_EXTRA_INDEX_URL": "file:///wheels https://more/simple",
+        # Of a program that is told of no file; it is not ours to refuse.
+        "SSL_CERT_FILE": str(tmp_path / "missing.pem"),
+        "SPARKDEPLOY_HUB": "https://ada:secret@hub.lan",
+    }
+    found = load_settings(env)
+    assert (found.docker_host, found.build.index_url) == ("unix:///file", "https://file/simple")
+    assert (found.build.extra_index_urls, found.build.ca_bundle) == (("https://more/simple",), None)
+    assert "secret" not in repr(describe(found))
+    nearer = load_settings({**env, "SPARKDEPLOY_DOCKER_HOST": "unix:///own"})
+    assert nearer.docker_host == "unix:///own"
+
+
+def test_a_folder_that_somebody_named_holds_more_than_what_is_ours(tmp_path: Path) -> None:
+    """The removal of everything takes the others whole."""
+    named = {"SPARKDEPLOY_DATA_DIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    settings = load_settings(named)
+    owned = {kind: settings.is_own_folder(f"{kind}_dir") for kind in ("data", "state", "cache")}
+    assert owned == {"data": False, "state": True, "cache": True}
