@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from sparkdeploy import atomic_files, shell
-from sparkdeploy.secret_shapes import text_without_secrets
-from sparkdeploy.terminal.safe_text import visible_log
 
 
 def test_a_link_with_the_targets_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
@@ -112,40 +109,6 @@ def test_a_file_or_link_of_that_name_stays(
     assert private.read_text() == "mine"
     assert (shared / "file").read_text() == "first"
     assert sorted(path.name for path in shared.iterdir()) == ["file", "link", "nowhere"]
-
-
-SIZE = 20_000
-TEXTS = {
-    text: (text * SIZE)[:SIZE]
-    for text in (
-        "a-",
-        "\r",
-        "a",
-        ".",
-        "'",
-        "[",
-        "--",
-        "eyJ",
-        "://",
-        "ssh://",
-        "\x1b[",
-        "-eyJ",
-    )
-} | {
-    "token": "token=" + " " * SIZE,
-    "cookie": "cookie:" * (SIZE // 7),
-    "secret": "secret-" * (SIZE // 7),
-    "begin": "-----BEGIN PRIVATE KEY-----" * (SIZE // 27),
-}
-
-
-@pytest.mark.parametrize("take", [text_without_secrets, visible_log])
-@pytest.mark.parametrize("name", TEXTS)
-def test_reading_takes_linear_time(name: str, take) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    started_s = time.process_time()
-    take(TEXTS[name])
-
-    assert time.process_time() - started_s < 1
 
 
 def test_what_a_program_says_after_its_output_ended_is_heard() -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,8 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         stream.truncate(10 * 2**30)
     with pytest.raises(RecipeError, match="larger than 256 KiB"):
         yaml_text.read_text(path)
+    path.write_bytes(b" " * (256 << 10))
+    assert len(yaml_text.read_text(path)) == 256 << 10
 
 
 def test_aliases_that_stand_for_little_are_fine() -> None:
@@ -248,11 +251,18 @@ def test_any_text_stands_on_one_line_and_is_read_as_itself(text: str) -> None:
     }
 
 
-def test_so_many_aliases_are_read_and_no_more() -> None:
-    def repeated(count: int) -> Any:
-        return yaml_text.load(f"a: &a 1\nb: [{', '.join(['*a'] * count)}]", "their.yaml")
-
-    assert repeated(64)["b"] == [1] * 64
+@pytest.mark.parametrize(
+    ("written", "most", "said"),
+    [
+        (lambda count: f"a: &a 1\nb: [{', '.join(['*a'] * count)}]", 64, "more than 64 aliases"),
+        (lambda count: "[" * count + "]" * count, 32, "deeper than 32 levels"),
+        (lambda count: f"[{', '.join(['1'] * (count - 1))}]", 5_000, "more than 5000 values"),
+        (lambda count: "1" * count, 40, "a number of 41 characters"),
+        (lambda count: "a: 1\n#" + "x" * (count - 6), 256 << 10, "larger than 256 KiB"),
+    ],
+)
+def test_so_much_is_read_and_no_more(written: Callable[[int], str], most: int, said: str) -> None:
+    yaml_text.load(written(most), "their.yaml")
     with pytest.raises(RecipeError) as caught:
-        repeated(65)
-    assert "more than 64 aliases" in str(caught.value.detail)
+        yaml_text.load(written(most + 1), "their.yaml")
+    assert said in str(caught.value.detail)
