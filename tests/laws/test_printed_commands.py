@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
-import subprocess
 from pathlib import Path
 
 import sparkdeploy
-from sparkdeploy.recipe.answers import Task, curl_line
 from tests import syntax
 
 PACKAGE = Path(sparkdeploy.__file__).parent
@@ -31,17 +28,3 @@ def texts() -> dict[str, str]:
 def test_no_command_has_a_key_among_its_arguments() -> None:
     assert IN_ARGUMENTS.search('curl -H "Authorization: Bearer $(cat key)"')
     assert not [name for name, text in texts().items() if IN_ARGUMENTS.search(text)]
-
-
-def test_the_line_to_try_gives_curl_the_key_by_a_pipe(tmp_path: Path) -> None:
-    """The shell runs it, with a curl that tells its arguments and its input apart."""
-    key_file, curl = tmp_path / "the key's", tmp_path / "curl"
-    key_file.write_text("sk-secret")
-    curl.write_text('#!/bin/sh\necho "arguments: $*"\necho "input: $(cat)"\n')
-    curl.chmod(0o755)
-    line = curl_line("http://127.0.0.1:8000", Task.CHAT, "qwen", key_file)
-    script = f"PATH={shlex.quote(str(tmp_path))}:$PATH; {line}"
-    done = subprocess.run(("sh", "-c", script), capture_output=True, text=True, check=True)
-    arguments, _, given = done.stdout.partition("input: ")
-    assert "sk-secret" not in arguments
-    assert given.strip() == 'header = "Authorization: Bearer sk-secret"'

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_a_program_that_does_not_end_is_ended(
     fake("git", NEVER_ENDING)
     with pytest.raises(NodeError, match=r"`git` did not end within 0\.3 s"):
         COLLECTORS[collector](["git"])
+
+
+def test_a_program_that_stays_after_ctrl_c_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Staying:
+        def wait(self, timeout_s: float | None = None) -> None:
+            said.append(f"waits {timeout_s}")
+            if timeout_s is not None:
+                raise subprocess.TimeoutExpired("x", timeout_s)
+            if len(said) == 1:
+                raise KeyboardInterrupt
+
+        def terminate(self) -> None:
+            said.append("ended")
+
+    said: list[str] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Staying())
+    assert shell.attached(["x"], on_interrupt=lambda: said.append("told"), patience_s=3) is None
+    assert said == ["waits None", "told", "waits 3", "ended", "waits None"]
 
 
 @pytest.mark.parametrize("body", [ON_STDOUT, ON_STDERR])
