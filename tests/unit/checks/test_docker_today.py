@@ -134,8 +134,9 @@ def test_gpus_by_cdi_alone_are_enough(info: dict[str, Any], device: str) -> None
     (request,) = _host_options(V2, engine)["device_requests"]
     assert request["DeviceIDs"] == ([device] if device else [])
     assert request["Driver"] == ("cdi" if device else "")
-    record = {"HostConfig": {"DeviceRequests": [request], "RestartPolicy": {"Name": "always"}}}
-    assert keeps_gpu_for_ever(record)
+    for policy, keeps in (("always", True), ("unless-stopped", True), ("on-failure", False)):
+        limits = {"DeviceRequests": [request], "RestartPolicy": {"Name": policy}}
+        assert keeps_gpu_for_ever({"HostConfig": limits}) is keeps
     # Where the runtime is registered, that is what containers have been started with.
     (request,) = _host_options(V2, replace(engine, has_nvidia_runtime=True))["device_requests"]
     assert request["Driver"] == ""

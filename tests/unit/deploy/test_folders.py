@@ -106,3 +106,20 @@ def test_another_users_folder_keeps_its_mode(tmp_path: Path) -> None:
     os.chown(folder, 61234, 61234)
     keep_private(folder)
     assert mode(folder) == 0o755
+
+
+@pytest.mark.parametrize(
+    ("before", "is_home", "after"),
+    [(0o755, False, 0o700), (0o777, False, 0o700), (0o700, False, 0o700), (0o755, True, 0o755)]
+    + [(mode, False, mode) for mode in (0o2775, 0o1777)],
+)
+def test_an_old_folder_of_ours_is_closed_and_one_for_several_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, is_home: bool, after: int
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(before)
+    if is_home:
+        monkeypatch.setenv("HOME", str(folder))
+    keep_private(folder)
+    assert mode(folder) == after

@@ -92,3 +92,19 @@ def test_a_container_of_others_is_not_removed(
     monkeypatch.setattr(host, "find_container", lambda _reference: fact)
     with pytest.raises(NodeError, match="postgres was not made by sparkdeploy"):
         host.remove("postgres")
+
+
+def test_a_look_into_an_image_reaches_no_network_and_leaves_no_container(
+    host: Containers, api: RecordingApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(_id: str) -> None:
+        raise docker.errors.APIError("no such device")
+
+    removed: list[str] = []
+    monkeypatch.setattr(api, "start", break_off)
+    monkeypatch.setattr(api, "remove_container", lambda key, **_: removed.append(key))
+    with pytest.raises(NodeError, match="no such device"):
+        host.run_once("image", ["true"])
+    assert api.created["HostConfig"]["NetworkMode"] == "none"
+    assert api.created["Labels"] == {labels.KIND: "container", labels.ROLE: "check"}
+    assert removed == ["c" * 64]

@@ -103,6 +103,14 @@ def test_one_socket_of_another_user_beside_the_containers_own_is_enough(tmp_path
     assert listener_of(fact(42, 1000), 8000, tmp_path) is Listener.ANOTHER
 
 
+@pytest.mark.parametrize(("address", "state"), [("0BB1A8C0", "0A"), ("0100007F", "06")])
+def test_who_listens_elsewhere_or_is_leaving_is_not_asked(
+    tmp_path: Path, address: str, state: str
+) -> None:
+    table = written(tmp_path, 1001, address=address, state=state)
+    assert listener_of(fact(42, 1000), 8000, table) is Listener.NOBODY
+
+
 def test_no_table_is_not_known_to_be_good(tmp_path: Path) -> None:
     assert listener_of(fact(42, 1000), 8000, tmp_path) is Listener.UNKNOWN
 
@@ -157,6 +165,15 @@ def container(port: int, state: str = "running") -> ContainerFact:
 
 def test_a_port_with_a_listener_is_not_free(taken_port: int) -> None:
     assert not is_port_free(taken_port)
+
+
+def test_a_port_whose_last_connection_lingers_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert is_port_free(port)
 
 
 def test_a_process_that_listens_is_named(taken_port: int) -> None:

@@ -45,9 +45,12 @@ def test_every_ssh_asks_nobody_and_takes_no_unknown_host(calls: Path) -> None:
         direct = shlex.split(link.rsync_shell("192.168.177.12"))
     opened = [words for words in started(calls) if "-G" not in words]
     assert len(opened) == 3
+    assert "ExitOnForwardFailure=yes" in opened[0]
     for words in (*opened, direct):
         assert "StrictHostKeyChecking=yes" in words
         assert "BatchMode=yes" in words
+        # A cable that is pulled would be waited for until TCP gives up.
+        assert {"ServerAliveInterval=3", "ServerAliveCountMax=2", "ConnectTimeout=5"} <= {*words}
         assert words[words.index("-l") + 1] == "ada"
     for option in ("HostName=192.168.177.12", "HostKeyAlias=[10.0.0.2]:2222", "ProxyJump=none"):
         assert option in direct
