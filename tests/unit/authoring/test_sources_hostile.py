@@ -240,3 +240,16 @@ def test_git_is_led_nowhere_by_variables_and_takes_a_bare_repository(
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
     assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_git_asks_nobody_for_a_password() -> None:
+    done = git._run("-c", "alias.told=!env", "told")
+    assert {"GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=true"} <= {*done.stdout.splitlines()}
+
+
+def test_an_index_of_another_version_of_the_program_is_made_anew(run: Run, origin: Path) -> None:
+    run("recipe", "source", "add", "birds", str(origin))
+    edit("birds", lambda told: told.update(version="0.0.1") or told["rows"][0].update(title="x"))
+    assert "up to date" in run("recipe", "source", "update").stdout
+    taken_anew = Sources.below(load_settings().state_dir).get("birds")
+    assert "x" not in {row.title for row in taken_anew.rows}

@@ -7,12 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sparkdeploy.atomic_files import write_private
+from sparkdeploy.atomic_files import opened_folder, write_private
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.conversion import Conversion
@@ -26,6 +26,9 @@ from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, r
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.image.pins import keep
+from sparkdeploy.recipe.image_pins import ImagePin
+from sparkdeploy.settings import load_settings
 from tests.fakes.checkpoints import ignore, standalone
 from tests.fakes.disk import RecordedDisk, record_disk, without_exchange
 from tests.hub.double import Repo, hub_double
@@ -41,11 +44,24 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
     return record_disk(monkeypatch)
 
 
+def create(path: Path) -> None:
+    """Make a file that is not there yet, by a rename where there are no hard links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    with pytest.MonkeyPatch.context() as patch, opened_folder(path.parent) as folder:
+        patch.setattr(os, "link", refuse)
+        folder.create(f"{path.name}-{len(list(path.parent.iterdir()))}", b"a" * 9000)
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: durable.write_text(path, "a" * 9000),
     "JSON": lambda path: durable.write_json(path, {"a": 1}),
     "tensors": lambda path: safetensors.write_file(path, {"a": ("U8", (2,), b"xy")}),
     "a pin": lambda path: HubLock(path.parent).set("a/b", "main", RevisionPin(COMMIT, "2026")),
+    "a tag": lambda _: keep(load_settings(), "a:1", ImagePin(f"a@sha256:{'0' * 64}", "now")),
+    "a new file": create,
     "a private file": lambda path: write_private(path, "a" * 9000, is_durable=True),
 }
 
@@ -107,12 +123,14 @@ def test_prepared_checkpoints_are_synced_before_they_have_their_names(
     assert (disk.early, disk.unsynced_folders) == ([], {})
 
 
-@pytest.fixture
-def dead() -> int:
+@pytest.fixture(params=["gone", "its parent has not asked"])
+def dead(request: pytest.FixtureRequest) -> Iterator[int]:
     """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if request.param == "gone":
+            process.wait()
+        yield process.pid
 
 
 def names(folder: Path) -> set[str]:

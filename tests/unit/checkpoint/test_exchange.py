@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sparkdeploy.authoring.source.change import add_source
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.durable import only_one
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.settings import load_settings
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
@@ -45,9 +49,11 @@ def test_a_written_file_may_be_read_by_all_whatever_the_umask_is(tmp_path: Path)
     before = os.umask(0o077)
     try:
         durable.write_text(tmp_path / "file", "x")
+        durable.make_folder(tmp_path / "folder")
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_second_builder_is_told_and_gives_up_when_its_patience_ends(tmp_path: Path) -> None:
@@ -59,6 +65,21 @@ def test_a_second_builder_is_told_and_gives_up_when_its_patience_ends(tmp_path: 
     ):
         raise AssertionError("two builders at once")
     assert said == ["waiting for another process that does the same: a shard"]
+
+
+@pytest.mark.parametrize("change", ["a pin", "a source"])
+def test_only_one_changes_what_others_read(
+    lock: HubLock, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    settings = load_settings()
+    (settings.state_dir / ".git").mkdir(parents=True)
+    monkeypatch.setattr(durable, "lock_within", lambda *_: False)
+    changes: dict[str, Callable[[], object]] = {
+        "a pin": lambda: lock.forget("lab/twin"),
+        "a source": lambda: add_source("birds", str(settings.state_dir), None, settings),
+    }
+    with pytest.raises((CheckpointError, NodeError), match="another process is at the same work"):
+        changes[change]()
 
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

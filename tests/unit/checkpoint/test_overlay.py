@@ -1,6 +1,7 @@
 """Overlays: an edited configuration over files that nobody touches."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,11 @@ def test_the_fingerprint_depends_on_source_and_conversion(folder: Path) -> None:
     assert overlay_fingerprint(source, Conversion(lm_head="int8")) != before
     (folder / "config.json").write_text("{}")
     assert overlay_fingerprint(source, V2) != before
+
+
+def test_an_overlay_of_another_snapshot_is_another_one(hub_cache: Path) -> None:
+    """Its links lead into the snapshot, which may go when the branch has moved."""
+    (snapshot,) = (hub_cache / "models--lab--twin" / "snapshots").iterdir()
+    shutil.copytree(snapshot, snapshot.with_name("f" * 40), symlinks=True)
+    sources = [find_in_hub_cache("lab/twin", name, hub_cache) for name in ("main", "f" * 40)]
+    assert len({overlay_fingerprint(it, V2) for it in sources if it is not None}) == 2

@@ -15,7 +15,6 @@ from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tenso
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8 import expected_bytes, expected_fp8, own_name, unlike
 from sparkdeploy.checkpoint.fp8_shard import (
-    PARTS_FOLDER,
     SHARD_FILE,
     Fp8Shard,
     Order,
@@ -236,19 +235,3 @@ def test_what_passes_does_not_show_in_the_shard(
         fp8_twin, f"{name}.weight"
     )
     assert fault.times == 0
-
-
-def test_a_staged_tensor_that_was_damaged_is_fetched_again(
-    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path, fp8_twin: Path
-) -> None:
-    double.faults = [Fault("model-00002-of-00002", status=503, times=99, skip=3)]
-    with pytest.raises(CheckpointError):
-        fetch(ranges)
-    name = f"{PREFIX}.0.mlp.shared_expert.gate_proj.fp8_weight"
-    part = tmp_path / "fp8" / PARTS_FOLDER / name
-    part.write_bytes(bytes(len(part.read_bytes())))
-    double.faults = []
-    shard = fetch(ranges)
-    assert tensor_bytes(
-        shard.path.parent, f"{PREFIX}.0.mlp.shared_expert.gate_proj.fp8_weight"
-    ) == tensor_bytes(fp8_twin, f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight")

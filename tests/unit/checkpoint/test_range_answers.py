@@ -75,6 +75,10 @@ def test_no_server_makes_a_download_wait_for_long(ranges: HubRanges, asked: str)
     hub = replace(ranges.hub, sleep=waits.append)
     hub.wait_after(1, RetryError("HTTP 429", asked), CheckpointError("x"))
     assert waits == [LONGEST_WAIT_S]
+    hub = replace(hub, attempts=9)
+    for failures in (1, 2, 3, 8):
+        hub.wait_after(failures, RetryError("HTTP 503"), CheckpointError("x"))
+    assert waits[1:] == [0.5, 1, 2, LONGEST_WAIT_S]
 
 
 @pytest.mark.parametrize("pieces", [(1001,), (1000, 1), (500, 500, 1)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,8 @@ CONTENTS = ImageContents(
 
 def pinned(contents: ImageContents | None = CONTENTS) -> ImageLock:
     settings = load_settings()
-    keep(settings, TAG, ImagePin(DIGEST, "2026-11-24T00:00:00+00:00"))
+    for tag in (TAG, "another/image:1"):
+        keep(settings, tag, ImagePin(DIGEST, "2026-11-24T00:00:00+00:00"))
     lock = ImageLock(settings.state_dir)
     if contents is not None:
         write_private(lock.contents_path(DIGEST), contents_adapter().dump_json(contents).decode())
@@ -114,15 +114,3 @@ def test_a_plan_tells_digest_and_contents(run: Run) -> None:
     assert f"it holds {CONTENTS.describe()}" in said
     told = json.loads(run(*wanted, "--json").stdout)["image"]
     assert (told["name"], told["pinned"], told["holds"]["vllm"]) == (TAG, DIGEST, "0.33.0")
-
-
-def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(
-        "os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
-    )
-    settings = load_settings()
-    keep(settings, TAG, ImagePin(DIGEST, "now"))
-    staged, folder = map(Path, synced)
-    assert (staged.parent, staged.suffix) == (settings.state_dir, ".new")
-    assert folder == settings.state_dir
