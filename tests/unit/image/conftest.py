@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import BuildNetwork, Hosts, Settings, resources
@@ -18,6 +19,14 @@ def load() -> LoadEngine:
     """Loads a shipped engine by name."""
     library = Library((resources() / "recipes",))
     return lambda name: load_engine(library, name)
+
+
+@pytest.fixture
+def stages(load: LoadEngine) -> tuple[Stage, ...]:
+    """The stages of the CPU engine."""
+    return stages_of(
+        load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
+    )
 
 
 @pytest.fixture

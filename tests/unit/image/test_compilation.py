@@ -49,6 +49,13 @@ def test_a_machine_without_room_is_refused_with_everything_it_lacks(source: Sour
         "memory",
     ]
     assert caught.value.exit_code == 4
+    for disk_bytes, memory_bytes in (
+        (source.disk_gb * GB, source.memory_gib * GIB),
+        (None, None),
+    ):
+        compilation.refuse_machine(
+            source, engine="cuda-0.19", disk_bytes=disk_bytes, memory_bytes=memory_bytes
+        )
 
 
 def test_sources_out_of_reach_are_refused_by_name(make_settings: MakeSettings) -> None:
@@ -130,3 +137,19 @@ def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
     nobody = cast("DockerHost", None)
     compilation.refuse_start(stage, nobody, settings)
     assert compilation.compile_wheel(nobody, stage, settings, cast("Step", None)) == wheel
+
+
+def test_a_wheel_is_another_one_for_each_thing_that_it_is_compiled_from(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+
+    def changed(name: str) -> bool:
+        other = replace(stage, inputs={**stage.inputs, name: "another"})
+        folders = {compilation.wheel_folder(it, settings) for it in (stage, other)}
+        return len(folders) == 2
+
+    assert {name for name in stage.inputs if changed(name)} == {
+        *("below", "architecture"),
+        *("compile/compile.sh", "compile/source", "lock/torch.txt"),
+    }

@@ -153,9 +153,3 @@ def test_a_file_on_disk_is_packed_without_its_owner_and_times(tmp_path: Path) ->
     assert (
         tar_of([ContextFile("wheel", path)]) == before == tar_of([ContextFile("wheel", b"content")])
     )
-
-
-def test_a_file_s_mode_is_part_of_what_it_is() -> None:
-    plain, program = (ContextFile("x", b"", mode) for mode in (0o644, 0o755))
-    assert plain.digest() != program.digest()
-    assert plain.digest() == ContextFile("y", b"").digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,13 @@ import requests
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image import network
 from sparkdeploy.image.network import login_of
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.connection import refuse_unreadable_logins, translated
-from sparkdeploy.settings import BuildNetwork, load_settings, resources
+from sparkdeploy.settings import BuildNetwork, load_settings
 
-from .conftest import LoadEngine, MakeSettings
+from .conftest import MakeSettings
 
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
-
-
-@pytest.fixture
-def stages(load: LoadEngine) -> tuple[Stage, ...]:
-    """The stages of the CPU engine."""
-    return stages_of(
-        load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
-    )
 
 
 def environment(stage: Stage, build: BuildNetwork, make_settings: MakeSettings) -> dict[str, str]:
@@ -90,6 +83,15 @@ def test_a_complete_wheelhouse_needs_no_index(
     assert said["UV_OFFLINE"] == said["PIP_NO_INDEX"] == "1"
 
 
+def test_every_tool_is_told_the_indexes(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    build = BuildNetwork(index_url="https://own.test", extra_index_urls=("https://more.test",))
+    said = environment(stages[1], build, make_settings)
+    assert said["UV_DEFAULT_INDEX"] == said["PIP_INDEX_URL"] == "https://own.test"
+    assert said["UV_INDEX"] == said["PIP_EXTRA_INDEX_URL"] == "https://more.test"
+
+
 def test_the_plugin_stage_needs_no_network(
     stages: tuple[Stage, ...], make_settings: MakeSettings
 ) -> None:
@@ -112,6 +114,11 @@ def test_an_index_with_credentials_is_refused_without_repeating_them(
     with pytest.raises(RecipeError, match=r"index\.test has credentials") as caught:
         network.files(stages[1], make_settings(build))
     assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.detail}"
+    settings = make_settings(BuildNetwork())
+    for name in ("torch_cpu_index", "torch_cuda_index"):
+        hosts = replace(settings.hosts, **{name: "https://me:secret@torch.test"})
+        with pytest.raises(RecipeError, match=r"torch\.test has credentials"):
+            network.files(stages[1], replace(settings, hosts=hosts))
 
 
 @pytest.mark.parametrize("name", ["ca_bundle", "wheelhouse"])
@@ -145,6 +152,7 @@ def test_a_value_with_shell_characters_stays_one_value(
         ("nvidia/cuda:13.0", "registry.test/nvidia/cuda:13.0"),
         ("other.test/a/b:1", "other.test/a/b:1"),
         ("localhost:5000/a", "localhost:5000/a"),
+        ("localhost/a", "localhost/a"),
     ],
 )
 def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected: str) -> None:

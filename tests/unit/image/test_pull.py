@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -12,11 +13,11 @@ import pytest
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import _refuse_volumes
 from sparkdeploy.image.emulation import refuse_without_emulation
-from sparkdeploy.image.pins import pull_below
+from sparkdeploy.image.pins import ImageInspector, pull_below
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.node.reports import BuildEvent
+from sparkdeploy.node.reports import BuildEvent, RegistryImage
 from sparkdeploy.settings import load_settings, resources
 
 from .conftest import LoadEngine
@@ -70,6 +71,15 @@ def test_a_digest_that_is_gone_has_hints(host: _Host, stage: Stage) -> None:
     with pytest.raises(BuildError) as caught:
         pull(host, stage)
     assert "--update-image" not in (caught.value.hint or "")
+
+
+def test_an_image_for_machines_of_another_kind_is_refused_before_it_is_pulled() -> None:
+    told = RegistryImage("sha256:" + "0" * 64, ("arm64/v8", "riscv64"))
+    host = cast("DockerHost", SimpleNamespace(registry_image=lambda _: told))
+    with pytest.raises(BuildError, match="is for arm64/v8, riscv64, and this machine is x86_64"):
+        ImageInspector(host, "x86_64", load_settings()).ask_registry("lab/vllm:v1")
+    pin = ImageInspector(host, "aarch64", load_settings()).ask_registry("lab/vllm:v1")
+    assert pin.image == f"lab/vllm@{told.digest}"
 
 
 def test_what_is_here_is_not_pulled(stage: Stage) -> None:
