@@ -53,14 +53,16 @@ def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -
 
 def test_an_estimate_is_scaled_by_prompts_that_do_not_grow() -> None:
     settings = load_settings()
-    spark = machine_wanted(
-        "spark", read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")
-    )
+    table = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")
+    spark, other = (machine_wanted(name, table) for name in ("spark", "h200"))
     found = []
     for run in (sample_run("v2"), loaded_run("v2", speed=51.0)):
         write_record(run, settings.state_dir / "bench" / "run.json")
         found += measured_on(spark, settings)
+        assert measured_on(other, settings) == []
     assert found[0] == found[1]
+    # Of one stream, from the request to its last token; several at once are faster together.
+    assert found[0].end_to_end_tok_s == pytest.approx(0.96 * 51, rel=0.1)
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

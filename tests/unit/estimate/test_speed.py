@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.authoring import outlook
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.memory import converted_weights
@@ -113,6 +114,11 @@ def test_a_machine_at_hand_is_known_by_its_gpu_and_else_measured() -> None:
     assert seen("NVIDIA GB10", None) == ("spark", 7, 273e9)
     assert seen("NVIDIA H200", 5) == ("h200", 5, 4800e9)
     assert seen(None, None) == ("here", 7, 11.0)
+
+
+def test_the_best_of_some_copies_counts_and_each_byte_twice() -> None:
+    looks_s = iter((0.0, 3.0, 3.0, 4.0, 4.0, 6.0))
+    assert outlook.copy_bandwidth(lambda: next(looks_s)) == 2 * outlook.COPIED_BYTES
 
 
 def test_unknown_hardware_is_refused_with_the_known_names() -> None:
