@@ -26,18 +26,9 @@ from tests.import_graph import (
 ALWAYS = {"tests.unit.test_changed", "tests.unit.test_layers"}
 """They read every file there is, and take seconds."""
 NAMED = (
-    "CHANGELOG.md",
-    "LICENSE",
-    "README.md",
-    "docs",
-    "install.sh",
-    "sparkdeploy/vllm_plugin",
-    "tests/engine/inside/doors",
-    "tests/engine/inside/plugin_checks",
-    "tests/golden",
-    "tests/gpu",
-    "tests/unit/checks/recordings",
-    "tests/unit/plan/recordings",
+    *("CHANGELOG.md", "LICENSE", "README.md", "docs", "install.sh", "sparkdeploy/vllm_plugin"),
+    *("tests/engine/inside/doors", "tests/engine/inside/plugin_checks", "tests/golden"),
+    *("tests/gpu", "tests/unit/checks/recordings", "tests/unit/plan/recordings"),
     "tests/unit/server/logs",
 )
 """Places that are read only by tests that name them, by their last part in quotes or a path."""

@@ -88,15 +88,10 @@ def test_only_the_bounded_client_sends_requests() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "requests.get(url)",
-        "with requests.Session() as s: pass",
-        "class Own(requests.Session): pass",
-        "from requests import Session",
-        "from requests.sessions import Session",
-        "import http.client",
-        "from http import client, server",
-        "import urllib.request",
-        "import httpx2",
+        *("requests.get(url)", "with requests.Session() as s: pass"),
+        *("class Own(requests.Session): pass", "from requests import Session"),
+        *("from requests.sessions import Session", "import http.client"),
+        *("from http import client, server", "import urllib.request", "import httpx2"),
         "for chunk in response.iter_content(None): pass",
     ],
 )

@@ -133,13 +133,9 @@ def test_the_law_sees_a_script(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "python -m venv x",
-        '"$PYTHON" -m venv x',
-        '"$VENV/bin/python" -m pip',
-        "venv/bin/python -c 'import x'",
-        '(sys.executable, "-m", "sparkdeploy")',
-        '["CMD", "python", "-c", LIVES]',
-        'f"exec python3 -c {text}"',
+        *("python -m venv x", '"$PYTHON" -m venv x', '"$VENV/bin/python" -m pip'),
+        *("venv/bin/python -c 'import x'", '(sys.executable, "-m", "sparkdeploy")'),
+        *('["CMD", "python", "-c", LIVES]', 'f"exec python3 -c {text}"'),
         "{sys.executable} -m pip install uv",
     ],
 )

@@ -67,13 +67,8 @@ def test_a_change_selects_what_it_can_break(graph: grimp.ImportGraph, why: str) 
 @pytest.mark.parametrize(
     "path",
     [
-        "dockerfiles/base.Dockerfile.j2",
-        "pyproject.toml",
-        "recipes/v2.yaml",
-        "sparkdeploy/gone.py",
-        "tests/__init__.py",
-        "tests/conftest.py",
-        "tests/run",
+        *("dockerfiles/base.Dockerfile.j2", "pyproject.toml", "recipes/v2.yaml"),
+        *("sparkdeploy/gone.py", "tests/__init__.py", "tests/conftest.py", "tests/run"),
         "what/nobody/knows",
     ],
 )

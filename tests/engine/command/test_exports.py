@@ -31,18 +31,8 @@ from tests.engine.program import Program
 pytestmark = pytest.mark.runs("export")
 
 COMPARED = (
-    "CapAdd",
-    "CapDrop",
-    "IpcMode",
-    "LogConfig",
-    "NetworkMode",
-    "Privileged",
-    "ReadonlyRootfs",
-    "RestartPolicy",
-    "SecurityOpt",
-    "ShmSize",
-    "Tmpfs",
-    "Ulimits",
+    *("CapAdd", "CapDrop", "IpcMode", "LogConfig", "NetworkMode", "Privileged", "ReadonlyRootfs"),
+    *("RestartPolicy", "SecurityOpt", "ShmSize", "Tmpfs", "Ulimits"),
 )
 UNEXPANDED = "$HOME ${PATH} $$ %h \"quoted\" 'x' \\ # : {{ }}"
 

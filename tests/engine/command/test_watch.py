@@ -28,15 +28,9 @@ LEFT = "left with"
 LOAD = 90
 """Tokens a second that the stand-in counts."""
 FIGURES = (
-    "2 running, 1 waiting",
-    "first token p50 175 ms, p95 242 ms",
-    "gap p50 38 ms, p95 49 ms",
-    "drafts accepted 100 100 %",
-    "prefix hits 40 %",
-    "KV cache 25 %",
-    "preemptions 3",
-    "restarts 0",
-    "GiB available",
+    *("2 running, 1 waiting", "first token p50 175 ms, p95 242 ms", "gap p50 38 ms, p95 49 ms"),
+    *("drafts accepted 100 100 %", "prefix hits 40 %", "KV cache 25 %", "preemptions 3"),
+    *("restarts 0", "GiB available"),
 )
 
 

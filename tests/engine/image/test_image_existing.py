@@ -98,12 +98,7 @@ def build(host: DockerHost, stage: Stage) -> ImageFact:
         (("ONBUILD RUN false",), "stage engine of engine mine did not build"),
     ],
     ids=[
-        "no-python",
-        "no-vllm",
-        "another-release",
-        "cpu-torch",
-        "python-path",
-        "volume",
+        *("no-python", "no-vllm", "another-release", "cpu-torch", "python-path", "volume"),
         "onbuild",
     ],
 )

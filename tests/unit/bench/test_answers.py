@@ -67,11 +67,7 @@ def test_a_stream_without_done_that_says_why_it_stopped_is_whole() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        "[1]",
-        "7",
-        '{"choices": 7}',
-        '{"choices": [7]}',
-        '{"usage": 7}',
+        *("[1]", "7", '{"choices": 7}', '{"choices": [7]}', '{"usage": 7}'),
         '{"usage": {"completion_tokens": "x"}}',
     ],
 )

@@ -88,12 +88,7 @@ def test_a_secret_goes_wherever_it_stands(around: str, name: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "ada@spark-7",
-        "ssh://ada@spark-7/x",
-        "10.1.2.3",
-        "fe80::4",
-        "10:1:2::4",
-        "10::",
+        *("ada@spark-7", "ssh://ada@spark-7/x", "10.1.2.3", "fe80::4", "10:1:2::4", "10::"),
         "r.lan:5000/m",
     ],
 )

@@ -75,14 +75,10 @@ def test_what_an_engine_fuses_is_taken_whole_or_not_at_all() -> None:
     [
         "model.visual.blocks.layers.0.self_attn.q_proj.weight",
         "vision_tower.encoder.layers.0.self_attn.out_proj.weight",
-        "mtp.layers.0.self_attn.o_proj.weight",
-        "model.layers.99.self_attn.o_proj.weight",
-        "model.layers.0.mlp.experts.3.down_proj.weight",
-        "model.layers.0.mlp.gate.weight",
-        "model.layers.0.self_attn.o_proj.weight_scale",
-        "model.layers.0.self_attn.o_proj.bias",
-        "model.layers.0.self_attn.\u00f6_proj.weight",
-        "",
+        *("mtp.layers.0.self_attn.o_proj.weight", "model.layers.99.self_attn.o_proj.weight"),
+        *("model.layers.0.mlp.experts.3.down_proj.weight", "model.layers.0.mlp.gate.weight"),
+        *("model.layers.0.self_attn.o_proj.weight_scale", "model.layers.0.self_attn.o_proj.bias"),
+        *("model.layers.0.self_attn.\u00f6_proj.weight", ""),
     ],
 )
 def test_nothing_else_is_taken(name: str) -> None:

@@ -23,11 +23,7 @@ CONTAINER = "ab" * 32
     [
         *("VLLM::Worker_TP1", "VLLM::EngineCore", "/opt/venv/bin/vllm", "ray::RayWorkerWrapper"),
         *(
-            "sglang::scheduler_TP1",
-            "trtllm-serve",
-            "/usr/bin/ollama",
-            "python3",
-            "",
+            *("sglang::scheduler_TP1", "trtllm-serve", "/usr/bin/ollama", "python3", ""),
             "llama-server",
         ),
     ],

@@ -91,17 +91,10 @@ def test_what_the_loader_takes_the_schema_takes(
 
 
 BEYOND = (
-    "serve.port=80",
-    "serve.max_model_len=0",
-    "serve.gpu_memory_utilization=1.5",
-    "serve.speculative={tokens: 65}",
-    "limits.stall_s=-1",
-    "limits.memory_floor_gib=513",
-    "limits.startup_timeout_s=0",
-    "limits.canary_idle_s=59",
-    "cluster.min_nodes=0",
-    "checkpoint={draft_lm_head: {rows: 63}}",
-    "expect.end_to_end_tok_s=0",
+    *("serve.port=80", "serve.max_model_len=0", "serve.gpu_memory_utilization=1.5"),
+    *("serve.speculative={tokens: 65}", "limits.stall_s=-1", "limits.memory_floor_gib=513"),
+    *("limits.startup_timeout_s=0", "limits.canary_idle_s=59", "cluster.min_nodes=0"),
+    *("checkpoint={draft_lm_head: {rows: 63}}", "expect.end_to_end_tok_s=0"),
 )
 
 

@@ -309,13 +309,7 @@ def test_every_route_but_health_and_the_bare_page_needs_a_key(
     with gateway(stack_of(keys_file=keys), deployments) as client:
         assert client.get("/health").text == "ok\n"
         assert client.get("/").status_code == 200
-        for path in (
-            "/v1/models",
-            "/metrics",
-            "/gateway/state",
-            "/nothing",
-            "/health/",
-        ):
+        for path in ("/v1/models", "/metrics", "/gateway/state", "/nothing", "/health/"):
             assert client.get(path).status_code == 401
         wrong: tuple[dict[str, str], ...] = (
             {},

@@ -173,16 +173,10 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
 
 
 FINE = (
-    'host: "::1"',
-    "host: localhost",
-    "host: 0.0.0.0\nkeys_file: ~/keys",
-    "host: 127.0.0.2",
-    "smallest_stay_s: 0",
-    "  aliases: []",
+    *('host: "::1"', "host: localhost", "host: 0.0.0.0\nkeys_file: ~/keys", "host: 127.0.0.2"),
+    *("smallest_stay_s: 0", "  aliases: []"),
     "  aliases: {openai/gpt-4o: null, tiny: {stop: [a], seed: 0, logit_bias: null}}",
-    "  set: []",
-    "  set: ['serve.max_model_len=']",
-    "name: home-2",
+    *("  set: []", "  set: ['serve.max_model_len=']", "name: home-2"),
 )
 
 

@@ -15,13 +15,8 @@ from .conftest import LoadEngine
 from .rendered import ADOPTED, ENGINES, rendered_dockerfiles
 
 WHOLE = (
-    "cpu-0.32.engine",
-    "cuda-0.19.engine",
-    "cuda-0.25.base",
-    "cuda-0.25.engine",
-    "cuda-0.25.plugin",
-    "image-digest.engine",
-    "image-id.engine",
+    *("cpu-0.32.engine", "cuda-0.19.engine", "cuda-0.25.base", "cuda-0.25.engine"),
+    *("cuda-0.25.plugin", "image-digest.engine", "image-id.engine"),
 )
 """The others differ from one of these in a few lines, which stand in a file of their own."""
 NEEDS_BUILDKIT = {

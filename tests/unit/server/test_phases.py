@@ -152,14 +152,10 @@ def test_the_rows_of_a_draft_head_are_those_of_all_ranks(share: str) -> None:
             "{}{}{}".format,
             st.sampled_from(
                 [
-                    "Model loading took ",
-                    "GPU KV cache size: ",
-                    "Available KV cache memory: ",
-                    "sparkdeploy: spark-hybrid active: fp8=",
-                    "sparkdeploy-guard: ",
+                    *("Model loading took ", "GPU KV cache size: ", "Available KV cache memory: "),
+                    *("sparkdeploy: spark-hybrid active: fp8=", "sparkdeploy-guard: "),
                     "Loading safetensors checkpoint shards: ",
-                    "SpecDecoding metrics: Mean acceptance length: ",
-                    "init engine (x) took ",
+                    *("SpecDecoding metrics: Mean acceptance length: ", "init engine (x) took "),
                 ]
             ),
             st.one_of(st.text("0123456789.", min_size=1), st.text("1,"), st.text()),

@@ -124,13 +124,9 @@ def test_the_kernel_of_shared_experts_is_vllm_s_unless_it_says(fp8: object, kern
 @pytest.mark.parametrize(
     "name",
     [
-        "fc",
-        "layers.0.self_attn.qkv_proj",
-        "layers.0.self_attn.o_proj",
-        "layers.12.mlp.shared_expert.gate_up_proj",
-        "layers.0.mlp.shared_expert.down_proj",
-        "layers.0.mlp.gate_up_proj",
-        "layers.0.mlp.down_proj",
+        *("fc", "layers.0.self_attn.qkv_proj", "layers.0.self_attn.o_proj"),
+        *("layers.12.mlp.shared_expert.gate_up_proj", "layers.0.mlp.shared_expert.down_proj"),
+        *("layers.0.mlp.gate_up_proj", "layers.0.mlp.down_proj"),
     ],
 )
 def test_matrices_of_a_draft_layer_are_its_own(stem: str, name: str) -> None:
@@ -141,19 +137,11 @@ def test_matrices_of_a_draft_layer_are_its_own(stem: str, name: str) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "mtp.layers.0.mlp.gate",
-        "mtp.layers.0.mlp.shared_expert_gate",
-        "mtp.layers.0.mlp.experts",
-        "mtp.layers.0.mlp.experts.3.down_proj",
-        "mtp.layers.x.mlp.down_proj",
-        "mtp.layers.0.self_attn.qkv_projx",
-        "mtp.fc\n",
-        "mtp.fc.weight",
-        "model.layers.0.self_attn.qkv_proj",
-        "model.layers.0.mlp.shared_expert.down_proj",
-        "xmtp.fc",
-        "mtp.norm",
-        "",
+        *("mtp.layers.0.mlp.gate", "mtp.layers.0.mlp.shared_expert_gate"),
+        *("mtp.layers.0.mlp.experts", "mtp.layers.0.mlp.experts.3.down_proj"),
+        *("mtp.layers.x.mlp.down_proj", "mtp.layers.0.self_attn.qkv_projx", "mtp.fc\n"),
+        *("mtp.fc.weight", "model.layers.0.self_attn.qkv_proj"),
+        *("model.layers.0.mlp.shared_expert.down_proj", "xmtp.fc", "mtp.norm", ""),
     ],
 )
 def test_no_router_gate_or_layer_of_the_model_is(prefix: str) -> None:

@@ -24,14 +24,9 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 STEMS = ("model.layers.3", "language_model.model.layers.0", "model.mtp.layers.0", "mtp.layers.0")
 TAILS = (
-    "mlp.shared_expert.gate_up_proj",
-    "mlp.shared_expert.down_proj",
-    "mlp.shared_expert_gate",
-    "mlp.gate",
-    "mlp.experts.shared_expert.down_proj",
-    "self_attn.qkv_proj",
-    "linear_attn.out_proj",
-    "xmlp.shared_expert.down_proj",
+    *("mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj", "mlp.shared_expert_gate"),
+    *("mlp.gate", "mlp.experts.shared_expert.down_proj", "self_attn.qkv_proj"),
+    *("linear_attn.out_proj", "xmlp.shared_expert.down_proj"),
 )
 
 

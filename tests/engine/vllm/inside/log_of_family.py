@@ -23,14 +23,8 @@ vllm.LLM  # noqa: B018 - it is imported late, and once is enough for all childre
 TOKENIZER = pathlib.Path(sys.argv[1]).parent / "tokenizer"
 """Files of a tokenizer and a processor, for the models that do not start without one."""
 KEPT = (
-    "KV cache size",
-    "Maximum concurrency",
-    "attention block size",
-    "Padding mamba",
-    "layout",
-    "Model loading took",
-    "Available KV cache memory",
-    "backend",
+    *("KV cache size", "Maximum concurrency", "attention block size", "Padding mamba", "layout"),
+    *("Model loading took", "Available KV cache memory", "backend"),
 )
 
 
