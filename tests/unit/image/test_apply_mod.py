@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,7 +16,9 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod
 from sparkdeploy.image.inside.apply_mod import Seen, refusal
 from sparkdeploy.image.inside.arguments import as_text, flags
+from sparkdeploy.image.proof import prove_stage
 from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import resources
 from tests.fakes.builds import ScriptedHost, build
@@ -118,6 +121,26 @@ def test_what_failed_within_a_mod_that_ended_well_is_told(
     assert "warning: the mod mods/fix ended well, and said on its way:\n" in warned
     assert warned.count(line) == 1
     assert "after" not in warned
+
+
+class LookedInto(ScriptedHost):
+    """An engine whose image below holds one file."""
+
+    def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
+        return (0, json.dumps({"/v/x.py": "before"})) if image == "below" else self.said
+
+
+@pytest.mark.parametrize("content", ["before", "after"])
+def test_a_mod_that_writes_what_was_there_has_changed_nothing(mod: Stage, content: str) -> None:
+    note = {"added": [], "removed": [], "written": {"/v/x.py": content}, "count": 1}
+    host = cast("DockerHost", LookedInto([], said=(0, json.dumps(note))))
+    stage = replace(mod, below="below")
+    if content == "before":
+        with pytest.raises(BuildError, match="the mod mods/fix changed nothing in below"):
+            prove_stage(host, stage, "sha256:new")
+    else:
+        told = json.loads(prove_stage(host, stage, "sha256:new"))
+        assert told == {"changed": ["/v/x.py"], "count": 1}
 
 
 def test_the_lines_of_a_log_are_cut(mod: Stage, make_settings: MakeSettings) -> None:

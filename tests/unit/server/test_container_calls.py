@@ -10,8 +10,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec, Mount, Ulimit
-from sparkdeploy.node.containers import Containers
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, Mount, Ulimit
+from sparkdeploy.node.host import DockerHost
 from tests.fakes.plans import DOCKER
 
 SPEC = ContainerSpec(
@@ -55,13 +55,13 @@ def api() -> Iterator[RecordingApi]:
 
 
 @pytest.fixture
-def host(api: RecordingApi) -> Containers:
-    made = object.__new__(Containers)
+def host(api: RecordingApi) -> DockerHost:
+    made = object.__new__(DockerHost)
     made._api, made._info = api, DOCKER
     return made
 
 
-def test_all_of_a_spec_reaches_docker(host: Containers, api: RecordingApi) -> None:
+def test_all_of_a_spec_reaches_docker(host: DockerHost, api: RecordingApi) -> None:
     assert host.create(SPEC) == "c" * 64
     made, limits = api.created, api.created["HostConfig"]
     assert (made["name"], made["Image"], made["User"]) == (SPEC.name, SPEC.image, SPEC.user)
@@ -86,7 +86,7 @@ def test_all_of_a_spec_reaches_docker(host: Containers, api: RecordingApi) -> No
 
 
 def test_a_container_of_others_is_not_removed(
-    host: Containers, monkeypatch: pytest.MonkeyPatch
+    host: DockerHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fact = ContainerFact("d" * 64, "postgres", "sha256:0", "running", {})
     monkeypatch.setattr(host, "find_container", lambda _reference: fact)
@@ -94,8 +94,17 @@ def test_a_container_of_others_is_not_removed(
         host.remove("postgres")
 
 
+def test_an_image_of_others_is_not_removed(
+    host: DockerHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = ImageFact("sha256:0", ("theirs:1",), {}, 1)
+    monkeypatch.setattr(host, "find_image", lambda _reference: image)
+    with pytest.raises(NodeError, match="theirs:1 was not made by sparkdeploy"):
+        host.remove_image("theirs:1")
+
+
 def test_a_look_into_an_image_reaches_no_network_and_leaves_no_container(
-    host: Containers, api: RecordingApi, monkeypatch: pytest.MonkeyPatch
+    host: DockerHost, api: RecordingApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_off(_id: str) -> None:
         raise docker.errors.APIError("no such device")
