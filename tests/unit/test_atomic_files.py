@@ -25,6 +25,8 @@ def test_a_link_with_the_targets_name_is_replaced_and_not_followed(tmp_path: Pat
     assert (shared / "report.txt").read_text() == "new"
     # A report of a failure may hold what others should not read.
     assert (shared / "report.txt").stat().st_mode & 0o077 == 0
+    atomic_files.write_text(shared / "figures.prom", "for a program of another user")
+    assert (shared / "figures.prom").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_named_staging_file_is_never_an_existing_one(tmp_path: Path) -> None:
@@ -108,6 +110,7 @@ def test_a_file_or_link_of_that_name_stays(
             folder.read_bytes("link", 10)
     assert private.read_text() == "mine"
     assert (shared / "file").read_text() == "first"
+    assert (shared / "file").stat().st_mode & 0o777 == 0o644
     assert sorted(path.name for path in shared.iterdir()) == ["file", "link", "nowhere"]
 
 

@@ -140,3 +140,16 @@ def test_a_folder_that_somebody_named_holds_more_than_what_is_ours(tmp_path: Pat
     settings = load_settings(named)
     owned = {kind: settings.is_own_folder(f"{kind}_dir") for kind in ("data", "state", "cache")}
     assert owned == {"data": False, "state": True, "cache": True}
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({}, "~/.cache/huggingface/hub"),
+    ],
+)
+def test_downloads_are_where_the_hubs_own_tools_have_them(env: dict[str, str], place: str) -> None:
+    assert load_settings(env).hub_cache == Path(place).expanduser()

@@ -113,8 +113,10 @@ def test_large_files_and_too_many_are_refused(
     done = run("recipe", "source", "add", "birds", str(origin))
     assert "1 x too large" in done.stderr
     assert "recipes/huge.yaml" not in taken("birds")
-    monkeypatch.setattr(files, "MAX_FILES", 2)
-    assert run("recipe", "source", "add", "more", str(origin)).returncode == 3
+    for limit in ("MAX_FILES", "MAX_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(files, limit, 2)
+            assert run("recipe", "source", "add", "more", str(origin)).returncode == 3
     assert not (load_settings().state_dir / "sources" / "more").exists()
 
 

@@ -14,20 +14,14 @@ from sparkdeploy.authoring.model_facts import WhenMissing, facts_of
 from sparkdeploy.checkpoint import published, threads
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, shared_expert_shapes
 from sparkdeploy.checkpoint.conversion import Conversion, unfit
-from sparkdeploy.checkpoint.fp8_shard import (
-    Order,
-    fetch_shard,
-    fp8_origin,
-    shard_folder,
-    shard_store,
-)
+from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder, shard_store
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.published import Remote, published_config
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.recipe.schema import Checkpoint, Weights
+from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.step import Step
 from tests.families import NAMES, config
@@ -230,12 +224,3 @@ def test_who_waits_too_long_for_a_hub_is_told_by_its_step(
     with pytest.raises(TimeoutError):
         threads.run_within(0.05, threading.Event().wait, "asking the hub about lab/twin")
     assert capsys.readouterr().err.startswith("asking the hub about lab/twin: failed")
-
-
-def test_fp8_tensors_are_known_by_the_commit_that_a_revision_means_here() -> None:
-    settings = load_settings()
-    dense = {"mode": "prebuilt", "source": "lab/fp8@v1"}
-    recipe = Checkpoint.model_validate({"fp8_dense": dense})
-    assert fp8_origin(recipe, settings) == "lab/fp8@v1"
-    HubLock(settings.state_dir).set("lab/fp8", "v1", RevisionPin(COMMIT))
-    assert fp8_origin(recipe, settings) == f"lab/fp8@{COMMIT}"

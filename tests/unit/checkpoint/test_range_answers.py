@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.checkpoint.hub import LONGEST_WAIT_S, Hub, RetryError, refuse_offline
+from sparkdeploy.checkpoint.hub import (
+    LONGEST_WAIT_S,
+    Hub,
+    RetryError,
+    is_followed,
+    refuse_offline,
+)
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.transfer import FileProgress, WrongContentError
@@ -79,6 +85,18 @@ def test_no_server_makes_a_download_wait_for_long(ranges: HubRanges, asked: str)
     for failures in (1, 2, 3, 8):
         hub.wait_after(failures, RetryError("HTTP 503"), CheckpointError("x"))
     assert waits[1:] == [0.5, 1, 2, LONGEST_WAIT_S]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(ranges: HubRanges, status: int) -> None:
+    with pytest.raises(RetryError, match=str(status)):
+        ranges._check(FILE.name, 10, 20, answer({}, status=status))
+
+
+def test_no_redirect_leads_from_https_to_http() -> None:
+    assert not is_followed("https://hub.lan/a", "http://hub.lan/a")
+    assert is_followed("https://hub.lan/a", "https://other.lan/a")
+    assert is_followed("http://hub.lan/a", "http://other.lan/a")
 
 
 @pytest.mark.parametrize("pieces", [(1001,), (1000, 1), (500, 500, 1)])

@@ -100,6 +100,9 @@ def test_a_file_of_mode_0600_is_named_for_a_stranger_and_not_for_its_owner(folde
     owner = (folder / _SHARD).stat()
     assert unreadable_by(source, _STRANGER, _STRANGER) == (folder / _SHARD,)
     assert unreadable_by(source, owner.st_uid, owner.st_gid) == ()
+    (folder / _SHARD).chmod(0o640)
+    assert unreadable_by(source, _STRANGER, _STRANGER) == (folder / _SHARD,)
+    assert unreadable_by(source, _STRANGER, owner.st_gid) == ()
 
 
 @pytest.mark.parametrize("closed", [".", "blobs", "snapshots", f"snapshots/{COMMIT}"])

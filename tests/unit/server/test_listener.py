@@ -192,8 +192,10 @@ def test_a_deployment_owns_its_port_before_it_listens() -> None:
         server.bind(("127.0.0.1", 0))
         port = int(server.getsockname()[1])
         owner = port_owner(port, [container(port)])
+        stopped = port_owner(port, [container(port, "exited")])
 
     assert owner == PortOwner(deployment="main", is_listening=False)
+    assert stopped == PortOwner()
 
 
 def test_a_worker_does_not_listen_on_the_port_of_its_head() -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.ssh import READY, SshLink, SshTarget
+from sparkdeploy.node.cluster import ClusterNode
+from sparkdeploy.node.ssh import READY, SshLink
 
-TARGET = SshTarget("spark-2", "spark-2.local", user="ada")
+ENTRY = {"name": "spark-2", "ssh": "spark-2.local", "user": "ada", "docker_socket": "/run/own.sock"}
+PORT = {"interface": "e1", "address": "192.168.177.12/24"}
+TARGET = ClusterNode.model_validate({**ENTRY, "fabric": [PORT]}).target
 FAKE = f"""\
 #!/bin/sh
 for word; do printf '%s\\n' "$word"; done >> "$SSH_WORDS"
@@ -46,6 +49,7 @@ def test_every_ssh_asks_nobody_and_takes_no_unknown_host(calls: Path) -> None:
     opened = [words for words in started(calls) if "-G" not in words]
     assert len(opened) == 3
     assert "ExitOnForwardFailure=yes" in opened[0]
+    assert opened[0][opened[0].index("-L") + 1].endswith("/docker:/run/own.sock")
     for words in (*opened, direct):
         assert "StrictHostKeyChecking=yes" in words
         assert "BatchMode=yes" in words
