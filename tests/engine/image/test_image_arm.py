@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,25 @@ def test_the_plugin_fits(host: DockerHost, built: Built) -> None:
     assert proof_of(host, built[2])["selfcheck"] == "fits"
 
 
+TWICE = """
+import collections, json
+from importlib import metadata
+owners = collections.defaultdict(set)
+for package in metadata.distributions():
+    for file in package.files or ():
+        if file.suffix == ".so":
+            owners[str(file)].add(package.name)
+print(json.dumps({file: sorted(names) for file, names in owners.items() if len(names) > 1}))
+"""
+
+
+def test_no_two_packages_bring_a_library_of_one_name(
+    host: DockerHost, built: Built, tmp_path: Path
+) -> None:
+    """The one that is installed last wins, and what asks for the other fails when it is used."""
+    assert printed(host, built, tmp_path, TWICE) == {}
+
+
 B12X = """
 import json
 from vllm.utils.b12x import _B12X_SUBMODULES as found
@@ -84,7 +104,7 @@ def test_b12x_has_every_module_that_vllm_asks_of_it(
     assert all(found.values()), found
 
 
-def printed(host: DockerHost, built: Built, tmp_path: Path, program: str) -> dict[str, str]:
+def printed(host: DockerHost, built: Built, tmp_path: Path, program: str) -> dict[str, Any]:
     """Run a program in the engine's image, emulated, and return the JSON of its last line."""
     processor = tmp_path / "cpuinfo"
     processor.write_text(CPUINFO, encoding="utf-8")
@@ -103,7 +123,7 @@ def printed(host: DockerHost, built: Built, tmp_path: Path, program: str) -> dic
     )
     code, said = host.run_to_end(container, timeout_s=3600)
     assert code == 0, said[-4000:]
-    found: dict[str, str] = json.loads(said.splitlines()[-1])
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 

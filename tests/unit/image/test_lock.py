@@ -71,6 +71,8 @@ def test_the_cuda_locks_hold_what_a_cluster_needs(
     compiler = {found[f"nvidia-{part}"] for part in ("cuda-nvcc", "cuda-crt", "nvvm")}
     assert compiler == {"13.0.88"}
     assert found["nvidia-cuda-runtime"].startswith("13.0.")
+    # cuda-python of before 12.7 brings old files under cuda-bindings' names.
+    assert found["cuda-python"] == found["cuda-bindings"]
 
 
 @pytest.mark.parametrize(
