@@ -144,18 +144,18 @@ def _fate(found: Listed, launch: Launch) -> str:
 
 def _stop_everywhere(launch: Launch, found: Inspected) -> tuple[str, ...]:
     """Stop the head first, which has the API: without a rank it hangs until it is stopped."""
-    nodes, name = launch.nodes, found.name
+    nodes, name, head = launch.nodes, found.name, found.current.nodes[:1]
     stopped = _stop_on(nodes.here.docker, found)
     unreached: list[str] = []
     for other in nodes_with(found, launch.record.nodes(name)):
         # config.yaml may have called this machine otherwise when it started them.
-        if other in {nodes.here.name, *found.current.nodes[:1]}:
+        if other in {nodes.here.name, *head}:
             continue
         try:
             node = nodes.node(other)
             with named(node):
                 there = find_deployment(node.docker, name)
-                if there is not None and there.current.nodes[:1] == found.current.nodes[:1]:
+                if there is not None and head and there.current.nodes[:1] == head:
                     stopped += [f"{other}:{it}" for it in _stop_on(node.docker, there)]
         except NodeError as error:
             unreached.append(error.message)

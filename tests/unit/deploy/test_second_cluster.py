@@ -87,6 +87,15 @@ def test_one_machine_alone_leaves_the_other_nodes(
     assert [fact.is_running for fact in pair.head.facts.values()] == [True]
 
 
+def test_what_the_other_node_has_of_its_own_by_that_name_stays(pair: Pair) -> None:
+    lab, kept = pair.lab, part(f"{NEW}-kept-1", "x", "exited")
+    pair.head.facts[kept.name], pair.worker.facts[NEW] = kept, container(NEW)
+    for command in (lambda: lab.up(size=1), lab.stop, lab.down):
+        pair.note(*BOTH)
+        command()
+        assert pair.worker.states == {f"{NEW}/{NEW}": "running"}
+
+
 def test_one_machine_alone_asks_for_no_cluster(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
