@@ -84,16 +84,16 @@ def end_start(launch: Launch, found: Inspected | None, *, reason: str) -> Recove
             return done
         done = abandon(launch, reason=reason)
         console.info(done.text)
-        return _let_others_follow(launch, found, done)
+        return done
 
 
 def abandon(launch: Launch, *, reason: str) -> Recovery:
-    """Give up what still starts: the old one is back. `reason` goes into the new one's evidence."""
-    here = launch.nodes.here
-    found = find_deployment(here.docker, launch.deployment)
+    """Give up what still starts, on every node. `reason` goes into the new one's evidence."""
+    found = find_deployment(launch.nodes.here.docker, launch.deployment)
     if found is None or found.replaced is None:
         return Recovery()
-    return _reverted(_half_done(here, found, launch.settings.crashes_dir), reason)
+    started = _half_done(launch.nodes.here, found, launch.settings.crashes_dir)
+    return _let_others_follow(launch, found, _reverted(started, reason))
 
 
 def _verify_ranks(nodes: Nodes, head: ContainerFact) -> None:

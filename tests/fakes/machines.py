@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -131,6 +131,8 @@ class Lab:
     waits: int = 0
     planned: list[Plan] = field(default_factory=list)
     consent: Any = bool  # any question but an empty one is agreed to
+    locked: frozenset[str] = frozenset()
+    """Nodes whose ranks no other head may start now."""
     model_bytes: int = 72 * 10**9
 
     def __post_init__(self) -> None:
@@ -147,6 +149,14 @@ class Lab:
             raise Killed
         if self.steps in self.interrupt_at:
             signal.raise_signal(signal.SIGINT)
+
+    @contextlib.contextmanager
+    def ranks_lock(self, nodes: Iterable[Node], _command: str) -> Iterator[None]:
+        self.locked = frozenset(node.name for node in nodes)
+        try:
+            yield
+        finally:
+            self.locked = frozenset()
 
     def nodes(self, names: frozenset[str]) -> Nodes:
         link = SimpleNamespace(docker_address="ssh://there", is_open=True, close=lambda: None)
@@ -313,14 +323,15 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         expectation, "expectation_of", lambda *_: expectation.Expectation(None, (), None)
     )
     monkeypatch.setattr(deploy_launch, "require_memory", lambda *_, **_options: None)
-    monkeypatch.setattr(deploy_up, "ranks_lock", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(lifecycle, "ranks_lock", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(deploy_up, "ranks_lock", lab.ranks_lock)
+    monkeypatch.setattr(lifecycle, "ranks_lock", lab.ranks_lock)
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr("sparkdeploy.deploy.wait.load_durations", lambda *_a, **_k: {})
     monkeypatch.setattr("sparkdeploy.deploy.wait.save_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.wait.POLL_S", 0.001)
 
     def bring(replacement: Replacement, part: ContainerSpec | ContainerFact) -> None:
+        assert replacement.node.name in lab.locked
         if isinstance(part, ContainerSpec):
             number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
             part = replace(part, labels={**part.labels, "test.text": str(number)})

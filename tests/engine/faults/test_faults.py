@@ -62,20 +62,11 @@ def test_what_is_killed_while_it_starts_brings_the_old_one_back(
     deployed.check_whole("old")
 
 
-@pytest.mark.parametrize(
-    "more", [(), pytest.param(("--detach",), marks=pytest.mark.slow)], ids=["waited", "detached"]
-)
-def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(
-    deployed: Ground, more: tuple[str, ...]
-) -> None:
-    sign = f"ask{len(more)}"
-    behaviour = f"--die-of-request --exit-code 9 --wait-for {sign}"
-    if more:
-        code, said = deployed.up("new", *more, behaviour=behaviour)
-        assert code == 0, said
+def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(deployed: Ground) -> None:
+    behaviour = "--die-of-request --exit-code 9 --wait-for ask"
     command = deployed.start("new", behaviour=behaviour)
     until(deployed.is_waited_for)
-    deployed.tell_servers(sign)
+    deployed.tell_servers("ask")
 
     assert command.wait() == 7, command.said()
     assert "died of its first request (exit code 9)" in command.said()

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.node.facts import own_name
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.node import Node
 from sparkdeploy.recipe.load import Library
-from sparkdeploy.server.health import Readiness
+from sparkdeploy.server.crash import Cause
+from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
 from tests.fakes.machines import (
@@ -74,6 +77,8 @@ def test_one_predecessor_is_kept_and_the_last_one_is_gone_back_to(lab: Lab) -> N
     lab.engines[0].facts["ten"] = replace(kept, container_id="ten")
     found = deployments_in(lab.engines[0].own_containers())["main"]
     assert [fact.name for fact in found.kept] == [f"{NEW}-kept-10", f"{NEW}-kept-2"]
+    lab.up("serve.max_num_seqs=3")
+    assert lab.names()[0] == [NEW, f"{NEW}-kept-10"]
 
 
 def test_a_detached_start_is_settled_by_the_next_command(lab: Lab) -> None:
@@ -105,6 +110,20 @@ def test_a_second_up_during_a_start_waits_for_it(lab: Lab) -> None:
     outcome = lab.up(OLD)
     assert (outcome.changed, lab.waits, lab.steps) == (False, 1, 0)
     assert lab.names() == before
+
+
+def test_a_detached_start_that_died_of_its_first_request_is_given_up(lab: Lab) -> None:
+    deployed(lab)
+    lab.up(LATER, extent=Extent.DETACH)
+    lab.is_answering = False
+
+    def died(_parts: object) -> Readiness:
+        raise ContainerDiedError("it died of its first request", Cause("x", "x"), "")
+
+    lab.wait = died
+    with pytest.raises(UnhealthyError, match="of its first request"):
+        lab.up(LATER)
+    check_whole(lab, "1")
 
 
 def test_a_start_that_fails_brings_everything_back(lab: Lab) -> None:
@@ -318,6 +337,7 @@ def test_no_label_carries_what_a_variable_holds(lab: Lab) -> None:
     assert len(found) == lab.count
     assert "Pl4nted-s3cret" not in repr(found)
     assert all(name in repr(found) for name in names)
+    assert {it[labels.USER] for it in found} == {own_name()}
 
 
 def test_an_idle_stop_is_of_one_machine(lab: Lab) -> None:
