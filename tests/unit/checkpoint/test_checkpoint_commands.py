@@ -11,6 +11,7 @@ import pytest
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.deploy.request import Request, bring_models, resolve
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import Action, Plan
@@ -67,6 +68,19 @@ def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
     assert run.answer("checkpoint", "ls", "--json") == []
     assert HubLock(load_settings().state_dir).pin("lab/twin", "main") is None
     assert run("checkpoint", "rm", "lab/twin", "--yes").returncode == 6
+
+
+def test_rm_deletes_nothing_that_an_up_uses_or_while_another_command_changes_the_machine(
+    run: Run, double: HubDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("checkpoint", "pull", "lab/twin")
+    monkeypatch.setattr("sparkdeploy.deploy.lock.LOCK_WAIT_S", 0.0)
+    settings = load_settings()
+    for ending, words in (("", "is being changed by"), ("-main.use", "lab/twin is used by")):
+        name = f"{settings.node_name}{ending}"
+        with node_lock(settings.lock_dir, name, command="sparkdeploy up", uses=("lab/twin",)):
+            refused = run("checkpoint", "rm", "lab/twin", "--yes")
+        assert (refused.returncode, words in refused.stderr) == (4, True)
 
 
 def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:

@@ -228,15 +228,6 @@ def test_a_replacement_that_somebody_waits_for_is_no_trouble(
     assert state.seen.endswith("waits for it")
 
 
-def test_a_command_that_changes_something_else_waits_for_nothing(
-    shipped: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lock_dir, node = tmp_path / "locks", settings_of_ada().node_name
-    with node_lock(lock_dir, node, command="sparkdeploy down small"):
-        found = examined("spark-in-trouble", shipped, monkeypatch, lock_dir=lock_dir)
-    assert found["deployments.state"].fix == "sparkdeploy rollback main"
-
-
 def test_a_part_that_is_half_replaced_is_put_right_on_its_head() -> None:
     marks = {"rank": "1", "nodes": "spark-1,spark-2"}
     facts = [

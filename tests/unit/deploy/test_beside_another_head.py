@@ -14,6 +14,7 @@ from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.monitor import status
 from sparkdeploy.recipe.load import Library
+from tests.fakes.containers import container
 from tests.fakes.machines import LATER, NEW, OLD, Lab, build, deployed
 from tests.fakes.two_nodes import part
 
@@ -98,6 +99,21 @@ def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:
     detail = caught.value.detail or ""
     assert "old-2 is not in config.yaml" in detail
     assert f"on spark-2: docker rm -f {NEW}" in detail
+
+
+def test_what_another_head_has_started_meanwhile_is_refused(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, name = labs(2), "sparkdeploy-other"
+    theirs = container(name, deployment="other", nodes="spark-3,spark-2", rank="1")
+
+    def comes(*_: object) -> None:
+        lab.engines[1].facts[name] = theirs
+
+    monkeypatch.setattr("sparkdeploy.deploy.prepare.prepare", comes)
+    with pytest.raises(NodeError, match="spark-2: in use: spark-3's deployment other is there"):
+        lab.up(OLD)
+    assert lab.names() == [[], [name]]
 
 
 def test_a_start_whose_first_rank_failed_leaves_no_note(

@@ -121,12 +121,14 @@ def test_what_one_may_write_lies_in_nothing_that_another_one_mounts(
         assert not ours.is_relative_to(theirs)
 
 
-@pytest.mark.parametrize("place", ["state", "config", "cache", "cache/engines", "."])
+@pytest.mark.parametrize(
+    "place", ["state", "config", "cache", "cache/engines", "cache/engines/a/b", "."]
+)
 def test_a_model_folder_that_holds_what_is_sparkdeploys_is_refused(
     tmp_path: Path, place: str
 ) -> None:
     facts = observed(model=model_fact(root=tmp_path / place))
-    with pytest.raises(CheckpointError, match="must not see"):
+    with pytest.raises(CheckpointError, match=r"must not see|where containers write"):
         decide(resolve(Request("v2"), load_settings()), load_settings(), facts, Deployment("main"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +15,16 @@ from sparkdeploy.deploy.expectation import (
     check_backends,
     expectation_of,
     expectation_on,
+    verify_rank,
 )
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.node import Node
 from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.facts import EngineFacts
 from tests.fakes import plans as facts
+from tests.fakes.fabric import spark
 
 AS_PLANNED = EngineFacts(
     attention_backend="FLASHINFER",
@@ -65,6 +70,29 @@ def test_what_was_read_back_judges_like_the_plan(
     check_backends(expected, AS_PLANNED)
     check_backends(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
     assert "warning: attention: planned FLASHINFER, runs TRITON_ATTN" in capsys.readouterr().err
+
+
+SAYS_83 = b"sparkdeploy: spark-hybrid active: fp8=83 layers, lm_head=int8\n"
+
+
+@pytest.mark.parametrize(
+    ("is_here", "log", "error"),
+    [
+        (True, b"", "^the recipe asks for fp8_layers=84, and the plugin said nothing"),
+        # Under Ray a worker's log may say nothing of the plugin.
+        (False, b"", ""),
+        (False, SAYS_83, "^spark-2: the recipe asks for fp8_layers=84, and the plugin made 83"),
+    ],
+)
+def test_each_rank_is_held_to_what_its_own_last_run_says(
+    *, is_here: bool, log: bytes, error: str
+) -> None:
+    link: Any = None if is_here else SimpleNamespace(docker_address="ssh://there", is_open=True)
+    node, fact = Node("spark-2", spark(2), link), carried(Expectation(None, (), {"fp8_layers": 84}))
+    engine: Any = SimpleNamespace(logs=lambda _id, *, this_run: [log] if this_run is fact else [])
+    node._docker = engine
+    with pytest.raises(UnhealthyError, match=error) if error else contextlib.nullcontext():
+        verify_rank(node, fact)
 
 
 CONVERTED: dict[str, Any] = {

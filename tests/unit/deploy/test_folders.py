@@ -95,6 +95,7 @@ def test_whoever_makes_the_state_folder_makes_it_for_its_user_alone(writer: str)
     finally:
         os.umask(before)
     assert mode(settings.state_dir) == 0o700
+    assert settings.cache_dir.exists() is (writer == "a change")
     assert not settings.cache_dir.exists() or mode(settings.cache_dir) == 0o700
 
 

@@ -7,6 +7,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -20,8 +21,9 @@ from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, lock_holder, node_lock
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.recipe.load import Library
-from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, load_settings
 from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies, interrupts
+from tests.fakes.plans import model_fact
 
 
 @pytest.fixture(params=[1, 2])
@@ -29,18 +31,20 @@ def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped
     return build(monkeypatch, shipped, request.param)
 
 
-def test_a_signal_in_an_inner_block_is_raised_behind_the_outer_one() -> None:
-    done = []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_an_inner_block_is_raised_behind_the_outer_one(number: signal.Signals) -> None:
+    done, before = [], signal.signal(number, signal.default_int_handler)
 
     def change() -> None:
         with defer_signals():
             with defer_signals():
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
                 done.append("inner")
             done.append("outer")
 
     with pytest.raises(KeyboardInterrupt):
         change()
+    signal.signal(number, before)
     assert done == ["inner", "outer"]
 
 
@@ -131,12 +135,13 @@ def test_no_container_is_changed_by_any_command_without_the_lock(
 def test_two_heads_lock_the_same_nodes_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
 
-    def note(name: str) -> contextlib.AbstractContextManager[None]:
-        taken.append(name.removesuffix(".lock"))
+    def note(path: Path) -> contextlib.AbstractContextManager[None]:
+        assert path.parent == Path(SHARED_LOCK_DIR)
+        taken.append(path.stem)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(lock, "announced_lock", lambda _folder, name, _command: note(name))
-    monkeypatch.setattr(lock, "locked_there", lambda _node, path, _wait_s: note(path.name))
+    monkeypatch.setattr(lock, "announced_lock", lambda folder, name, _command: note(folder / name))
+    monkeypatch.setattr(lock, "locked_there", lambda _node, path, _wait_s: note(path))
     for names in itertools.permutations(("b", "a", "c")):
         nodes = [SimpleNamespace(name=name, is_here=name == names[0]) for name in names]
         with lock.ranks_lock(cast("list[Node]", nodes), "up v2"):
@@ -188,14 +193,17 @@ def test_who_changes_a_deployment_is_told_by_the_note_and_not_by_words(
 def test_what_a_running_up_has_named_is_refused_to_those_that_remove(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, seen = load_settings(), []
+    settings, seen, model = load_settings(), [], model_fact()
+    assert model.overlay is not None
+    folders = {str(model.root), str(model.overlay.path)}
 
     def prepare(plan: object, _ranks: object, _settings: object) -> None:
-        tags = [step.stage.tag for step in lab.planned[-1].images]
-        seen.append(set(lock.users_of(tags, settings)))
-        assert seen[-1] == set(tags)
-        with pytest.raises(NodeError, match=r"is used by `sparkdeploy up v2"):
-            lock.refuse_used(tags, settings)
+        named = folders | {step.stage.tag for step in lab.planned[-1].images}
+        seen.append(set(lock.users_of(named, settings)))
+        assert seen[-1] == named
+        for name in named:
+            with pytest.raises(NodeError, match=r"is used by `sparkdeploy up v2"):
+                lock.refuse_used([name], settings)
 
     monkeypatch.setattr("sparkdeploy.deploy.prepare.prepare", prepare)
     lab.up(OLD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
 
 def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = 7
+    # The list still has the one that is being replaced.
+    clocked.listing = (container("sparkdeploy-main", memory_bytes=str(100 * GIB)),)
 
     require(clocked, claim)
 
@@ -103,6 +105,7 @@ def test_a_page_cache_in_the_way_is_told_and_left_alone(
 ) -> None:
     clocked.free = 30 * GIB
 
+    require(clocked, replace(claim, page_cache_counts=True), drop=True)
     require(clocked, claim)
 
     assert "the page cache holds" in capsys.readouterr().err
@@ -119,7 +122,7 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
     assert clocked.drop_caches.read_text() == "1\n"
 
 
-@pytest.mark.parametrize(("others_gib", "said"), [(60, "59.0"), (200, "0.0")])
+@pytest.mark.parametrize(("others_gib", "said"), [(60, "59.0"), (200, "0.0"), (14, "105.0")])
 def test_memory_that_other_deployments_take_is_not_waited_for(
     claim: MemoryClaim, clocked: Clocked, others_gib: int, said: str
 ) -> None:

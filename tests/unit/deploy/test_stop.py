@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from sparkdeploy.deploy import launch, lifecycle
+from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.monitor.status_row import status_lines
-from sparkdeploy.node.lock import node_lock
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.health import Readiness
-from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import plain_text
 from sparkdeploy.terminal.tables import laid_out
-from tests.fakes.machines import LATER, NEW, OLD, Killed, Lab, build, dies, launches
+from tests.fakes.machines import LATER, NEW, OLD, READY, Killed, Lab, build, dies, launches
 
 
 @pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
@@ -44,29 +43,13 @@ def told(lab: Lab) -> str:
 
 def test_what_was_stopped_starts_again_as_the_very_same(lab: Lab) -> None:
     before, waits = ids(lab), lab.waits
-    assert len(lab.stop()) == lab.count
+    others = (f"spark-{number}:{NEW}" for number in range(2, lab.count + 1))
+    assert lab.stop() == (NEW, *others)
     assert lab.running() == [None] * lab.count
     started = lab.start()
     assert (started.changed, ids(lab), lab.waits) == (True, before, waits + 1)
     assert started.base_url == "http://127.0.0.1:8000"
     check_serves(lab, "1")
-
-
-@pytest.mark.parametrize("command", ["stop", "start"])
-def test_nothing_stops_or_starts_while_another_command_changes_the_machine(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    if command == "start":
-        lab.stop()
-    before = lab.running()
-    monkeypatch.setattr("sparkdeploy.deploy.lock.LOCK_WAIT_S", 0.0)
-    settings = load_settings()
-    with (
-        node_lock(settings.lock_dir, settings.node_name, command="sparkdeploy up v2"),
-        pytest.raises(NodeError, match=r"is being changed by .*up v2"),
-    ):
-        getattr(lab, command)()
-    assert lab.running() == before
 
 
 def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
@@ -170,6 +153,23 @@ def test_a_part_that_cannot_be_reached_is_named(
     lab.gone = set()
     lab.stop()
     assert lab.running() == [None, None]
+
+
+def test_a_start_is_waited_for_as_long_as_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
+    lab, waits = build(monkeypatch, shipped, 1), []
+
+    def wait_for_head(watch: Watch) -> Readiness:
+        waits.append((watch.deadline_s, watch.key))
+        return READY
+
+    monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
+    made = lab.up(OLD, "limits.startup_timeout_s=77")
+    lab.stop()
+    lab.start()
+    assert waits == [(77, made.plan.timing_key)] * 2
 
 
 def test_a_port_that_somebody_has_taken_is_said(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from sparkdeploy.checks.report import fail
 from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.load import Library
 from tests.fakes.machines import (
     LATER,
@@ -156,37 +153,17 @@ def test_ctrl_c_at_any_question_leaves_the_old_or_the_new_one_whole(
     pytest.fail("it never ended")
 
 
-def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
+def test_a_worker_that_died_is_kept_with_its_head_that_was_stopped(
     lab_of: Callable[[int], Lab],
 ) -> None:
     lab = deployed(lab_of(2))
-    worker = lab.engines[1]
-    fact = worker.find_container(NEW)
+    fact = lab.engines[1].find_container(NEW)
     assert fact is not None
-    worker.stop(fact.container_id)
-    asked: list[str] = []
-    lab.consent = lambda question: not asked.append(question)  # type: ignore[func-returns-value]
-    outcome = lab.up(OLD)
-    assert [planned.action for planned in outcome.plan.nodes] == [Action.REPLACE, Action.REPLACE]
-    assert len(asked) == 1
+    lab.engines[1].dies(fact.container_id)
+    lab.stop()
+    lab.up(LATER)
+    assert lab.roll_back() == "returned"
     check_whole(lab, "1")
-
-
-def test_a_full_disk_keeps_the_old_one_from_nothing(
-    lab_of: Callable[[int], Lab],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    lab = deployed(lab_of(2))
-    monkeypatch.setattr("sparkdeploy.deploy.replace.save_evidence", full)
-    lab.wait = dies
-    with pytest.raises(UnhealthyError, match="it died"):
-        lab.up(LATER)
-    check_whole(lab, "1")
-    assert "the evidence of main is not kept" in capsys.readouterr().err
 
 
 def test_what_a_download_brought_to_light_is_refused_too(

@@ -32,13 +32,13 @@ from sparkdeploy.node.fabric import (
     twin_key,
 )
 from sparkdeploy.node.facts import GpuFact, NodeFact
-from sparkdeploy.node.node import Node
+from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.preflight import refuse_to_prepare
-from sparkdeploy.plan.steps import Plan, make_topology
+from sparkdeploy.plan.preflight import disk, refuse_to_prepare
+from sparkdeploy.plan.steps import Needs, Plan, make_topology
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
 from tests.fakes.plans import DOCKER, FOLDERS, model_fact
@@ -48,17 +48,15 @@ RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)
 
 
-def verdicts(second: FabricFact | NodeFact, skew_s: float = 0.0) -> list[Finding]:
+def verdicts(second: FabricFact | NodeFact) -> list[Finding]:
     other = node_fact(2, second) if isinstance(second, FabricFact) else second
-    assert other.fabric is not None
-    other = replace(other, fabric=replace(other.fabric, clock_skew_s=skew_s))
     seen = {"spark-1": node_fact(1), "spark-2": other}
     found = (*checks.node_checks(CONFIG.nodes, seen), *checks.pair_checks(CONFIG.nodes, seen))
     return [check for check in found if check.verdict is not Verdict.OK]
 
 
 def test_two_equal_sparks_have_nothing_to_object() -> None:
-    assert verdicts(fabric_fact(2)) == []
+    assert verdicts(fabric_fact(2, clock_skew_s=-5.0)) == []
 
 
 FIRST, SECOND = interfaces_of(2)
@@ -98,6 +96,8 @@ def changed(name: str, **changes: object) -> FabricFact:
         (fabric_fact(2, tools=frozenset({"ping", "sha256sum"})), "rsync", "not installed"),
         (node_fact(2, gpu=GpuFact("GB10", driver_version="590.1")), "GPU driver", "590.1"),
         (node_fact(2, architecture="x86_64"), "architecture", "x86_64"),
+        (fabric_fact(2, clock_skew_s=5.1), "clock", "+5.1 s from this machine's"),
+        (fabric_fact(2, clock_skew_s=-5.1), "clock", "-5.1 s from this machine's"),
     ],
 )
 def test_each_fault_names_node_value_expectation_and_fix(
@@ -290,6 +290,24 @@ def test_a_recipe_that_allows_sockets_is_told_what_it_loses(
     assert "several times as long" in warning.seen
     plain = with_engine(shipped, "{}").warnings
     assert not [item for item in plain if item.check == "network.transport"]
+
+
+def test_a_worker_needs_room_for_the_engine_twice_and_for_the_weights(shipped: Library) -> None:
+    node = node_fact(2, docker_free_bytes=15 * 10**8, data_free_bytes=10**9)
+    made = two_node_plan(shipped, ObservedNode(node, missing_bytes=10**9 + 1))
+    planned = replace(made.nodes[1], needs=Needs(10**9, 0, 0))
+    assert [item.seen for item in disk(made, planned, made.observed.nodes[1])] == [
+        "disk: loading the engine image takes 2.0 GB and /var/lib/docker has 1.5 GB free",
+        "disk: 1.0 GB of weights are missing, and their disk has 1.0 GB free",
+    ]
+
+
+def test_each_node_has_the_gid_of_its_own_adapter() -> None:
+    odd = fabric_fact(2, rdma=(replace(ADAPTERS[0], gid_index=5), ADAPTERS[1]))
+    first, *others = (Node(entry.name, entry) for entry in CONFIG.nodes)
+    nodes = Nodes(first, tuple(others), config=CONFIG)
+    found = checks.Survey({"spark-1": node_fact(1), "spark-2": node_fact(2, odd)})
+    assert found.gid_indexes(nodes) == {"spark-1": 3, "spark-2": 5}
 
 
 def test_memory_and_gpu_are_asked_of_every_node(shipped: Library) -> None:

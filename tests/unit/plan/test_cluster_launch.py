@@ -18,6 +18,7 @@ from sparkdeploy.plan.container import (
     probe_spec,
     rank_spec,
 )
+from sparkdeploy.plan.launch import rank_command
 from sparkdeploy.plan.steps import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
@@ -82,22 +83,6 @@ def test_how_the_containers_of_four_nodes_differ_from_those_of_two(
 
 
 @pytest.mark.parametrize("backend", ["native", "ray"])
-@pytest.mark.parametrize("count", [2, 4])
-def test_every_rank_is_given_the_names_and_the_address_of_its_own_node(
-    shipped: Library, backend: str, count: int
-) -> None:
-    specs = v2_over(shipped, backend, count)
-    assert len(specs) == count
-    for node in sparks(count).nodes:
-        spec, first = specs[node.name], node.fabric[0]
-        interfaces = {key: value for key, value in spec.env.items() if key.endswith("_IFNAME")}
-        assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(interfaces)
-        assert {value.lstrip("=") for value in interfaces.values()} == {first.interface}
-        assert spec.env["NCCL_IB_HCA"] == ",".join(str(port.rdma) for port in node.fabric)
-        assert spec.env["VLLM_HOST_IP"] == first.address.partition("/")[0]
-
-
-@pytest.mark.parametrize("backend", ["native", "ray"])
 def test_only_the_head_may_be_public(shipped: Library, backend: str) -> None:
     resolved = load_recipe(shipped, "v2", [f"cluster.backend={backend}"])
     head, worker = specs_of(resolved, 2, is_public=True).values()
@@ -115,6 +100,20 @@ def test_every_flag_stands_once_and_ranks_differ(shipped: Library) -> None:
         assert spec.command[spec.command.index("--node-rank") + 1] == str(rank)
         assert ("--headless" in spec.command) == (rank > 0)
         assert spec.labels[labels.NODES] == "spark-1,spark-2,spark-3,spark-4"
+
+
+def test_copies_and_stages_are_counted_over_all_nodes(shipped: Library) -> None:
+    def commands(*sizes: str) -> list[str]:
+        resolved = load_recipe(shipped, "v2", ["cluster.tensor_parallel=1", *sizes])
+        made = make_topology(resolved, sparks(2), "spark-1", gpus_per_node=2)
+        return [" ".join(rank_command(resolved.recipe, made, it, ("vllm",))) for it in made.ranks]
+
+    head, worker = commands("cluster.data_parallel=4")
+    shared = "vllm --data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address"
+    assert head.startswith(f"{shared} 192.168.177.11 --data-parallel-rpc-port 13345")
+    assert worker == f"{head} --data-parallel-start-rank 2 --headless"
+    stages = commands("cluster.pipeline_parallel=4")
+    assert all("--tensor-parallel-size 1 --pipeline-parallel-size 4 " in it for it in stages)
 
 
 def test_one_node_of_several_that_serves_alone_gets_no_more_than_one_machine(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparkdeploy import labels
 from sparkdeploy.node.container import LOG_SIZE, ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.launch import HOST_MIDDLEWARE, KEY_MIDDLEWARE, serve_argv, serve_env
+from sparkdeploy.plan.launch import serve_argv, serve_env
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.plan.report import arguments_text, container_text, docker_run, typed
 from sparkdeploy.recipe import flags
@@ -167,15 +167,6 @@ def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
     assert argv[4].startswith("--")
 
 
-def test_no_web_page_may_use_a_server_and_a_loopback_one_knows_its_host(shipped: Library) -> None:
-    argv = spec_of(load_recipe(shipped, "v2")).command
-    assert argv[argv.index("--allowed-origins") + 1] == "[]"
-    assert argv[argv.index("--middleware") + 1] == HOST_MIDDLEWARE
-    public = spec_of(load_recipe(shipped, "v2"), is_public=True).command
-    assert public[public.index("--allowed-origins") + 1] == "[]"
-    assert public[public.index("--middleware") + 1] == KEY_MIDDLEWARE
-
-
 @pytest.mark.parametrize("spelling", ["--allowed-origins", "--allowed_origins", "--allowed-orig"])
 def test_the_recipes_own_list_of_origins_takes_the_place_of_none(
     shipped: Library, spelling: str
@@ -185,11 +176,6 @@ def test_the_recipes_own_list_of_origins_takes_the_place_of_none(
     argv = spec_of(recipe).command
     assert "[]" not in argv
     assert argv[-2:] == tuple(typed)
-
-
-def test_a_recipe_may_allow_more_hosts(shipped: Library) -> None:
-    recipe = load_recipe(shipped, "v2", [f"serve.env.{'SPARKDEPLOY_ALLOWED_HOSTS'}=chat.example"])
-    assert spec_of(recipe).env["SPARKDEPLOY_ALLOWED_HOSTS"] == "chat.example"
 
 
 optional_int = st.none() | st.integers(1, 10**6)

@@ -6,15 +6,22 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sparkdeploy.deploy import prepare
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.plan.folders import read_template, write_template
 from sparkdeploy.plan.model_checks import exchangeable
+from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
 from sparkdeploy.stored_json import read_unlinked
+from tests.fakes.containers import FakeContainers
 
 HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
 ALLOWED = ("allow_unsafe=true",)
@@ -30,7 +37,9 @@ def theirs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_copy_that_is_mounted_holds_what_was_judged(theirs: Path) -> None:
+def test_the_copy_that_is_mounted_holds_what_was_judged(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = load_settings()
     template = read_template(
         resolve(Request(str(theirs / "their.yaml"), ALLOWED), settings), settings
@@ -38,7 +47,11 @@ def test_the_copy_that_is_mounted_holds_what_was_judged(theirs: Path) -> None:
     assert template is not None
     (theirs / "a.jinja").unlink()
     (theirs / "a.jinja").symlink_to(theirs.parent / "key.jinja")
-    write_template(template)
+    monkeypatch.setattr(prepare, "send_images", lambda *_: {})
+    folders = HostFolders(theirs, theirs, template)
+    step, head = SimpleNamespace(action=Action.REUSE), SimpleNamespace(spec=None)
+    plan: Any = SimpleNamespace(images=(), checkpoint=step, folders=folders, head=head)
+    prepare.prepare(plan, Nodes(node_behind("here", FakeContainers().host)), settings)
     assert template.path.is_relative_to(settings.state_dir)
     assert template.path.read_text() == "harmless"
     assert stat.S_IMODE(template.path.stat().st_mode) == 0o644
@@ -48,6 +61,9 @@ def test_the_copy_that_is_mounted_holds_what_was_judged(theirs: Path) -> None:
 def test_a_template_exchanged_after_the_recipe_was_judged_is_refused(theirs: Path) -> None:
     settings = load_settings()
     resolved = resolve(Request(str(theirs / "their.yaml"), ALLOWED), settings)
+    (theirs / "a.jinja").write_text("harmful")
+    with pytest.raises(RecipeError, match="changed while the recipe was read"):
+        read_template(resolved, settings)
     (theirs / "a.jinja").unlink()
     (theirs / "a.jinja").symlink_to(theirs.parent / "key.jinja")
     with pytest.raises(RecipeError, match="leads elsewhere"):

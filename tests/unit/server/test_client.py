@@ -64,14 +64,21 @@ def test_a_completion_is_greedy_and_carries_the_key(
     }
 
 
-def test_health_is_asked_without_the_key(server: TableServer, model: ServedModel) -> None:
+def test_health_alone_is_asked_without_the_key_and_a_look_at_who_listens(
+    server: TableServer, model: ServedModel
+) -> None:
+    looked: list[int] = []
+    model.require_listener = lambda: looked.append(len(server.asked))
     assert model.is_healthy(timeout_s=10)
-    model.exposition()
+    with model.again() as again:
+        again.exposition()
 
     assert [(path, key) for path, key, _ in server.asked] == [
         ("/health", None),
+        ("/v1/models", "Bearer secret"),
         ("/metrics", "Bearer secret"),
     ]
+    assert looked == [1, 2]
 
 
 def test_no_redirect_is_followed(server: TableServer) -> None:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from sparkdeploy.deploy import evidence
 from sparkdeploy.deploy.evidence import (
     ROOT_CAUSE,
-    known_secrets,
     record_without_secrets,
     save_evidence,
     value_without_secrets,
 )
-from sparkdeploy.secret_shapes import REMOVED, text_without_secrets
+from sparkdeploy.secret_shapes import REMOVED
 from tests.fakes.containers import Crashed
 
 KEY = "Pl4nted-k3y_of-main"
@@ -76,6 +75,8 @@ def test_a_secret_is_in_no_file_of_a_crash(
 
 
 def test_what_is_no_secret_is_all_there(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "short").write_text("a\n")
     engine = Crashed(log=LOG.format("this", "that"), record={"Config": {"Env": ["COLOUR=red"]}})
     folder = save_evidence(engine.host, "c1", tmp_path / "crashes", deployment="main")
 
@@ -86,17 +87,6 @@ def test_what_is_no_secret_is_all_there(tmp_path: Path) -> None:
 
 
 PLANTED = "Pl4nted-s3cret_value"
-
-
-def test_a_deployments_key_is_known_by_its_value(tmp_path: Path) -> None:
-    (tmp_path / "main").write_text(f"{PLANTED}\n")
-    (tmp_path / "short").write_text("a\n")
-
-    known = known_secrets(tmp_path)
-
-    assert known == (PLANTED,)
-    assert known_secrets(tmp_path / "missing") == ()
-    assert text_without_secrets(f"a {PLANTED} b", known) == "a (removed) b"
 
 
 def test_variables_of_a_container_are_emptied_by_name() -> None:

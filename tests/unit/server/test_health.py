@@ -35,6 +35,8 @@ class Timeline:
     answers_at_s: float = 0.0
     last_state: ContainerFact | None = DEAD
     log: bytes = b""
+    earlier: bytes = b""
+    """What it wrote before its last start."""
     now_s: float = 0.0
     sleeps: list[float] = field(default_factory=list)
 
@@ -48,8 +50,8 @@ class Timeline:
     def find_container(self, _: str) -> ContainerFact | None:
         return RUNNING if self.now_s < self.dies_at_s else self.last_state
 
-    def logs(self, _: str, **_options: object) -> Iterator[bytes]:
-        yield self.log
+    def logs(self, _: str, *, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
+        yield self.log if this_run or tail is not None else self.earlier + self.log
 
     @contextlib.contextmanager
     def open_log(self, _: str) -> Iterator["_Stream"]:
@@ -83,11 +85,14 @@ class _Stream(list[bytes]):
 
 
 def test_the_wait_ends_with_the_first_answer() -> None:
-    readiness = Timeline(healthy_at_s=30, log=recorded("cpu-0.32-mtp")).wait(100)
+    earlier = b"sparkdeploy: draft head active: rows=1\n"
+    log = recorded("cpu-0.32-mtp")
+    readiness = Timeline(healthy_at_s=30, earlier=earlier, log=log).wait(100)
 
     assert readiness.answer.text == "Paris"
     assert readiness.startup_s == pytest.approx(30, abs=1)
     assert readiness.facts.vllm_version == "0.32.0"
+    assert readiness.facts.draft_head_rows is None
 
 
 def test_health_alone_is_not_enough() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.server.metrics import (
-    LEAST_ACCEPTED,
     LEAST_DRAFTS,
     Histogram,
     Metrics,
@@ -76,6 +75,7 @@ def test_another_process_is_known_by_its_start_or_by_counters_that_fell() -> Non
     assert Metrics(generated_tokens=11, started_at_s=2.0).is_after_restart_of(before)
     assert Metrics(generated_tokens=9).is_after_restart_of(before)
     assert not Metrics(generated_tokens=None).is_after_restart_of(before)
+    assert not Metrics(running=0, waiting=0).is_after_restart_of(Metrics(running=4, waiting=4))
 
 
 def histogram(durations_s: list[float]) -> Histogram:
@@ -140,19 +140,6 @@ def test_a_server_that_counts_no_drafts_is_not_spoken_of() -> None:
     assert speculation("vllm:generation_tokens_total 7\n") is None
 
 
-@given(drafts=st.integers(0, 10**6), tokens=st.integers(1, 15), accepted=st.floats(0, 1, width=32))
-def test_what_is_said_has_the_figures_and_a_way_out(
-    drafts: int, tokens: int, accepted: float
-) -> None:
-    counted = Speculation(drafts, drafts * tokens, int(drafts * tokens * accepted))
-    said = low_acceptance_warning(counted)
-    known = drafts >= LEAST_DRAFTS and counted.draft_tokens > 0
-    assert bool(said) is (known and counted.accepted_tokens < LEAST_ACCEPTED * counted.draft_tokens)
-    if said:
-        assert f"{counted.accepted_tokens:,} of {counted.draft_tokens:,} drafted tokens" in said
-        assert "--set serve.speculative=null" in said
-
-
 @pytest.mark.parametrize("suffix", ["_total", ""])
 def test_recorded_counters_are_read_under_both_of_their_names(suffix: str) -> None:
     """Prometheus' text adds `_total`; vLLM's own names, as 0.25's documentation has them, do not.
@@ -166,15 +153,7 @@ def test_recorded_counters_are_read_under_both_of_their_names(suffix: str) -> No
     assert counted.accepted_per_position == (179, *(0,) * 11)
     said = low_acceptance_warning(counted)
     assert "179 of 3,852 drafted tokens were accepted in 321 steps (4.6%, less than 5%)" in said
-
-
-def test_engines_of_one_server_are_counted_together() -> None:
-    lines = [
-        f'vllm:spec_decode_num_{name}_total{{engine="{engine}"}} {count}'
-        for name, count in {"drafts": 150, "draft_tokens": 600, "accepted_tokens": 3}.items()
-        for engine in (0, 1)
-    ]
-    assert "6 of 1,200 drafted tokens" in low_acceptance_warning(speculation("\n".join(lines)))
+    assert "--set serve.speculative=null" in said
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])

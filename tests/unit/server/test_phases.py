@@ -201,6 +201,9 @@ def test_the_estimate_never_falls_below_the_phases_to_come() -> None:
 
     assert tracker.remaining_s(1.0) == pytest.approx(11.0)
     assert tracker.remaining_s(99.0) == pytest.approx(7.0)
+    tracker.feed(b"\rLoading safetensors checkpoint shards:  25% Completed | 1/4", 10.0)
+    # A quarter took 20 s.
+    assert tracker.remaining_s(30.0) == pytest.approx(60.0 + 7.0)
 
 
 def test_the_last_start_is_remembered(tmp_path: Path) -> None:

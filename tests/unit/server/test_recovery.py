@@ -35,6 +35,17 @@ def test_what_is_half_replaced_or_not_ours_is_not_replaced(
     assert engine.facts == {there.container_id: there}
 
 
+@pytest.mark.parametrize(("code", "folders"), [(1, 1), (143, 0)])
+def test_what_died_leaves_evidence_before_another_takes_its_place(
+    tmp_path: Path, code: int, folders: int
+) -> None:
+    ended = replace(container("sparkdeploy-main", "exited"), exit_code=code)
+    engine, crashes = FakeContainers.of(ended), tmp_path / "crashes"
+    begin(engine.host, SPEC, "main", crashes_dir=crashes)
+    assert len(list(crashes.glob("main-*"))) == folders
+    assert ("sparkdeploy-main" in engine.facts) is (folders == 0)
+
+
 class Interrupted(FakeContainers):
     """The first stop is interrupted after the signal has been sent."""
 

@@ -15,7 +15,7 @@ from sparkdeploy import uninstall as purging
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ImageFact
-from sparkdeploy.node.lock import lock_holder
+from sparkdeploy.node.lock import lock_holder, node_lock
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.clean import Leftover, WantedImages, clean, find_leftovers, old_images
@@ -103,6 +103,13 @@ def test_old_crash_folders_and_dead_caches_are_found_with_their_size(
         ("crash folder", str(left_behind["old"]), 5),
         ("cache", str(left_behind["dead"]), 5),
     }
+
+
+def test_an_image_that_a_running_up_has_named_is_no_leftover() -> None:
+    settings = load_settings()
+    name = f"{settings.node_name}-main.use"
+    with node_lock(settings.lock_dir, name, command="sparkdeploy up v2", uses=("e0",)):
+        assert find_leftovers(settings, _Engine().host, now_s=NOW_S) == ()
 
 
 def test_nothing_goes_without_consent_and_what_was_shown_goes_with_it(

@@ -16,6 +16,7 @@ from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.node.ssh import SshLink
@@ -157,6 +158,19 @@ def test_too_short_a_start_names_no_image(reference: str) -> None:
         image_shelf.find_own(of_mods(), reference)
 
 
+def test_an_image_that_a_running_up_has_named_is_not_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, tag = load_settings(), "sparkdeploy/guard:1"
+    monkeypatch.setattr(image_shelf, "connect", lambda _: FakeContainers(images=(*of_mods(),)))
+    name = f"{settings.node_name}-main.use"
+    with (
+        node_lock(settings.lock_dir, name, command="sparkdeploy up v2", uses=(tag,)),
+        pytest.raises(NodeError, match="is used by `sparkdeploy up v2"),
+    ):
+        image_shelf.remove_images([tag], settings)
+
+
 def test_each_mod_of_an_image_is_shown_with_what_it_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,31 +248,30 @@ def worker(**changes: Any) -> Node:
     return made
 
 
-@pytest.mark.parametrize("changes", [{"find_image": broken}, {"save_images": breaks_off}])
-def test_the_heads_own_engine_is_not_called_the_workers(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+@pytest.mark.parametrize(
+    ("ours", "theirs", "whose"),
+    [
+        ({"find_image": broken}, {}, ""),
+        ({"save_images": breaks_off}, {}, ""),
+        ({}, {"find_image": broken}, "spark-2: "),
+        ({}, {"load_images": broken}, "spark-2: "),
+    ],
+)
+def test_only_the_workers_engine_is_called_the_workers(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, Any], theirs: dict[str, Any], whose: str
 ) -> None:
     monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
     with pytest.raises(NodeError) as caught:
-        prepare._bring(STAGE, STAGE, head(**changes), worker(), cast("Settings", None))
-    assert caught.value.message == "docker: the disk of this engine is broken"
+        prepare._bring(STAGE, STAGE, head(**ours), worker(**theirs), cast("Settings", None))
+    assert caught.value.message == f"{whose}docker: the disk of this engine is broken"
 
 
-@pytest.mark.parametrize("changes", [{"find_image": broken}, {"load_images": broken}])
-def test_the_workers_engine_is_named(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
-    with pytest.raises(NodeError) as caught:
-        prepare._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
-    assert caught.value.message == "spark-2: docker: the disk of this engine is broken"
-
-
+@pytest.mark.parametrize("different", [{"layers": ("sha256:x",)}, {"configuration": "x"}])
 def test_another_image_under_the_tag_of_what_was_sent_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, different: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
-    other = replace(BUILT, layers=("sha256:other",))
+    other = replace(BUILT, **different)
     there = iter((None, None, None, other))
     receiver = worker(find_image=lambda _: next(there))
     with pytest.raises(NodeError, match="is another image than spark-1's after it was loaded"):

@@ -86,9 +86,12 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder, calls = tmp_path / "bin", tmp_path / "calls"
     folder.mkdir()
     for name in ("apt-get", "systemctl", "setsid", "systemd-tmpfiles"):
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{calls}\n')
+        # apt would ask at the terminal.
+        asks = '[ "$DEBIAN_FRONTEND" = noninteractive ] || exit 9'
+        (folder / name).write_text(f'#!/bin/sh\n{asks}\necho "{name} $*" >>{calls}\n')
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("DEBIAN_FRONTEND", raising=False)
     monkeypatch.setattr(setup, "LOCK_ENTRY", str(tmp_path / "tmpfiles.d" / "sparkdeploy.conf"))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return calls
