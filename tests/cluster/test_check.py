@@ -112,11 +112,7 @@ def slow(*values: object) -> Any:
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_is_wrong_is_named_in_time_with_its_node_and_a_command(
-    program: Program,
-    worker: Machine,
-    break_it: Callable[[Machine], None],
-    subject: str,
-    value: str,
+    program: Program, worker: Machine, break_it: Callable[[Machine], None], subject: str, value: str
 ) -> None:
     break_it(worker)
     since_s = time.monotonic()

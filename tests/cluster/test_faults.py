@@ -16,14 +16,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdeploy import labels
-from tests.cluster.conftest import (
-    Program,
-    docker_of,
-    ours,
-    said_in_time,
-    start_loading,
-    up,
-)
+from tests.cluster.conftest import Program, docker_of, ours, said_in_time, start_loading, up
 from tests.cluster.machines import TWINS, Machine, configure
 from tests.engine.conftest import until
 from tests.unit.conftest import REPOSITORY

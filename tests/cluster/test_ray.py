@@ -33,10 +33,7 @@ def test_both_nodes_are_in_rays_cluster_and_nothing_of_it_stays(
     assert done.returncode == 0, done.stderr
     until(lambda: ray_status(head).count(" 1 node_") == 2)
     (row,) = program.answer("status")
-    assert (row["state"], row["members"]) == (
-        "healthy",
-        [{"node": "spark-b", "state": "running"}],
-    )
+    assert (row["state"], row["members"]) == ("healthy", [{"node": "spark-b", "state": "running"}])
     assert "ray_nodes_joined" in program.run("logs", "main", "--node", "spark-a").stdout
     assert program.run("down", "--yes", "main").returncode == 0
     assert ours(head) == ours(worker) == []

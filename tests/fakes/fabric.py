@@ -64,10 +64,7 @@ def fabric_fact(number: int = 1, **changes: object) -> FabricFact:
             Interface(second, True, 9000, (f"192.168.178.1{number}/24",)),
             Interface("wlP9s9", True, 1500, ("10.0.0.5/24",)),
         ),
-        rdma=(
-            RdmaDevice(adapters[0], first, True, 3),
-            RdmaDevice(adapters[1], second, True, 3),
-        ),
+        rdma=(RdmaDevice(adapters[0], first, True, 3), RdmaDevice(adapters[1], second, True, 3)),
         tools=frozenset({"rsync", "ping", "python3", "sha256sum"}),
     )
     return replace(known, **changes)  # type: ignore[arg-type]
@@ -88,10 +85,7 @@ def two_node_plan(shipped: Library, second: ObservedNode, **changes: Any) -> Pla
         resolved,
         seen,
         stages=stages_of(
-            resolved.engine,
-            base_source="registry",
-            architecture="aarch64",
-            resources=REPOSITORY,
+            resolved.engine, base_source="registry", architecture="aarch64", resources=REPOSITORY
         ),
         deployment=Deployment("main"),
         folders=FOLDERS,

@@ -18,7 +18,7 @@ NUMBERS: list[Any] = [
     *(float("nan"), float("inf"), float("-inf"), "nan", "-inf", "1", True),
 ]
 TEXTS: list[Any] = [
-    *("", HOSTILE, "\ud800", "\0", "../../x", "/etc/passwd", "a\nerror: b", "x" * 5000, "<b>&"),
+    *("", HOSTILE, "\ud800", "\0", "../../x", "/etc/passwd", "a\nerror: b", "x" * 5000, "<b>&")
 ]
 OTHERS: list[Any] = [None, [], [1], {}, {"a": None}, {"\ud800": 1}, {HOSTILE: "\ud800"}, [[[[]]]]]
 

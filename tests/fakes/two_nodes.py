@@ -14,11 +14,7 @@ OLD, NEW = "sparkdeploy-main-replaced", "sparkdeploy-main"
 
 
 def part(
-    name: str,
-    launch: str,
-    state: str = "running",
-    nodes: str = ",".join(BOTH),
-    rank: str = "0",
+    name: str, launch: str, state: str = "running", nodes: str = ",".join(BOTH), rank: str = "0"
 ) -> ContainerFact:
     """A node's container of one `up --cluster`, started now."""
     marks = {"nodes": nodes, "launch": launch, "rank": rank, "startup_timeout_s": "600"}

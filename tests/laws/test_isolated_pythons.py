@@ -19,11 +19,7 @@ _PYTHON = (
 _START = re.compile(_PYTHON + r"""["']?,?\s+["']?(?P<flag>-[A-Za-z]+)""")
 SAFE = re.compile(r"-[A-Za-z]*[IP]")
 _SCRIPT = re.compile(_PYTHON + r"""["']?,?\s+["']?(?P<script>[\w./]+\.py)\b""")
-IN_AN_IMAGE = (
-    "dockerfiles/",
-    "sparkdeploy/image/inside/",
-    "sparkdeploy/vllm_plugin/",
-)
+IN_AN_IMAGE = ("dockerfiles/", "sparkdeploy/image/inside/", "sparkdeploy/vllm_plugin/")
 """Steps of an image build: they start in a folder of the image, where the host's users write
 nothing, and one letter more would have every image built again. So their number is reviewed."""
 REVIEWED = {

@@ -25,10 +25,7 @@ SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "checks/machine.py:_running": (lambda: (it.program for it in model_servers()), SEARCH),
     "checks/machine.py:_stop_of": (
-        lambda: (
-            *(it.program for it in model_servers()),
-            *(it["name"] for it in known()["ranks"]),
-        ),
+        lambda: (*(it.program for it in model_servers()), *(it["name"] for it in known()["ranks"])),
         SEARCH,
     ),
     "checks/known.py:is_container": (
@@ -41,14 +38,8 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "image/build.py:failed": (lambda: (it["pattern"] for it in build.hints()), SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/releases.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
-    "server/crash.py:_by_signature": (
-        lambda: (it.pattern for it in crash.signatures()),
-        SEARCH,
-    ),
-    "server/crash.py:_by_two_lines": (
-        lambda: (it.beside for it in crash.signatures()),
-        SEARCH,
-    ),
+    "server/crash.py:_by_signature": (lambda: (it.pattern for it in crash.signatures()), SEARCH),
+    "server/crash.py:_by_two_lines": (lambda: (it.beside for it in crash.signatures()), SEARCH),
     "server/phases.py:_read_percent": (phases._BARS.values, SEARCH),
 }
 """Patterns that stand in tables and files, by the function that uses them."""
@@ -106,10 +97,7 @@ def test_every_pattern_is_found() -> None:
     assert set(patterns()[1]) == {f"sparkdeploy/{where}" for where in IN_DATA}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [r"[\d,]+\s+%", r"x|<(s|head)\b.*?</\1>", r"(?P<n>\w+?)\w+ m"],
-)
+@pytest.mark.parametrize("text", [r"[\d,]+\s+%", r"x|<(s|head)\b.*?</\1>", r"(?P<n>\w+?)\w+ m"])
 def test_a_pattern_that_is_slow_is_noticed(text: str) -> None:
     assert slow_text(Pattern("here", re.compile(text, re.DOTALL), SEARCH)) is not None
 

@@ -14,11 +14,7 @@ import pytest
 
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.plan.container import (
-    UNPRIVILEGED_ID,
-    Deployment,
-    HostFolders,
-)
+from sparkdeploy.plan.container import UNPRIVILEGED_ID, Deployment, HostFolders
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, until

@@ -4,11 +4,7 @@ import time
 
 import pytest
 
-from sparkdeploy.deploy.deployments import (
-    find_deployment,
-    remove_containers,
-    require_deployment,
-)
+from sparkdeploy.deploy.deployments import find_deployment, remove_containers, require_deployment
 from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import SpecMaker, patiently, start_serving
 

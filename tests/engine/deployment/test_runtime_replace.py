@@ -32,11 +32,7 @@ def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:
             return wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S)
 
     return put_in_place(
-        host,
-        spec,
-        crashes_dir=crashes_dir,
-        wait=wait,
-        details={"plan": {"recipe": "stand-in"}},
+        host, spec, crashes_dir=crashes_dir, wait=wait, details={"plan": {"recipe": "stand-in"}}
     )
 
 

@@ -210,11 +210,7 @@ def hog(place: Ground, tmp_path: Path) -> Iterator[ContainerSpec]:
         gpus="none",
         tmpfs={},
         shm_size_bytes=64 << 20,
-        labels={
-            labels.KIND: "container",
-            labels.DEPLOYMENT: "main",
-            labels.PORT: str(place.port),
-        },
+        labels={labels.KIND: "container", labels.DEPLOYMENT: "main", labels.PORT: str(place.port)},
     )
     is_over.set()
     thread.join()

@@ -169,12 +169,7 @@ def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour
     settings = load_settings()
     behaves = f"serve.env.STAND_IN=--text 'new' {behaviour}"
     request = Request("standin", (behaves,), Deployment(NAME))
-    deploy.up(
-        resolve(request, settings),
-        request,
-        settings,
-        confirm=lambda _: True,
-    )
+    deploy.up(resolve(request, settings), request, settings, confirm=lambda _: True)
 
 
 # ---- the clock ------------------------------------------------------------------------------

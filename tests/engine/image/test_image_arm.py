@@ -19,12 +19,7 @@ from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.image_build import StageImage
-from tests.engine.emulated import (
-    CPUINFO,
-    Built,
-    emulated_engine,
-    skip_where_nothing_is_emulated,
-)
+from tests.engine.emulated import CPUINFO, Built, emulated_engine, skip_where_nothing_is_emulated
 from tests.engine.vllm.twin_user import unique_name
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600)]

@@ -24,11 +24,7 @@ from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
 
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("host"),
-]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800), pytest.mark.usefixtures("host")]
 
 RARE = {
     *(f"check_turboquant_{part}" for part in ("cuda", "kernel", "maths")),
@@ -79,11 +75,7 @@ def test_transformers_and_safetensors_open_the_standalone_checkpoint(
     order = Order(model_sizes(read_config(twin)), "lab", model=twin)
     shard = fetch_shard(FolderRanges(fp8), order, tmp_path / "shard", lambda _done, _total: None)
     build_standalone(
-        open_folder(twin),
-        shard,
-        out,
-        overwrite=False,
-        on_progress=lambda _done, _total: None,
+        open_folder(twin), shard, out, overwrite=False, on_progress=lambda _done, _total: None
     )
     (tmp_path / "readers.py").write_text(READERS)
     command = ["/lab/readers.py", "/lab/standalone"]

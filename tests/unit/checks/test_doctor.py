@@ -67,11 +67,7 @@ def no_engine(_settings: Settings) -> RecordedEngine:
 
 
 def examined(
-    name: str,
-    shipped: Library,
-    monkeypatch: pytest.MonkeyPatch,
-    recipe: str = "v2",
-    **changes: Any,
+    name: str, shipped: Library, monkeypatch: pytest.MonkeyPatch, recipe: str = "v2", **changes: Any
 ) -> dict[str, Finding]:
     recording = load(name)
 

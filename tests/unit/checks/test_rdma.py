@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.checks.rdma import (
-    RdmaFact,
-    chosen_adapters,
-    rdma_checks,
-    read_devinfo,
-    read_rdma,
-)
+from sparkdeploy.checks.rdma import RdmaFact, chosen_adapters, rdma_checks, read_devinfo, read_rdma
 from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.image.inside import rdma
 from tests.fakes.adapters import DEVINFO, SOUND
@@ -188,10 +182,7 @@ def test_a_choice_that_leaves_no_adapter_is_told(told: str) -> None:
         it for it in rdma_checks(NODE, fact(), env(adapters=told)) if it.verdict is not Verdict.OK
     ]
     none = f"NCCL_IB_HCA={told}: it means none of: rocep1s0f1, roceP2p1s0f1"
-    assert (check.verdict, check.seen) == (
-        Verdict.FAIL,
-        f"spark-1: {none}, expected an adapter",
-    )
+    assert (check.verdict, check.seen) == (Verdict.FAIL, f"spark-1: {none}, expected an adapter")
 
 
 def test_an_adapter_of_the_recipes_own_is_looked_for_in_the_container() -> None:

@@ -160,10 +160,7 @@ def test_an_answer_of_another_shape_is_told_and_no_bug(
     lab.up()
     monkeypatch.setattr(Engine, "run_to_end", lambda *_args, **_options: (code, said))
     verdicts = {check.check: check.verdict for check in planned(lab)}
-    assert verdicts == {
-        "cluster.container": Verdict.NOT_SEEN,
-        "cluster.all_reduce": Verdict.FAIL,
-    }
+    assert verdicts == {"cluster.container": Verdict.NOT_SEEN, "cluster.all_reduce": Verdict.FAIL}
 
 
 def test_the_head_under_ray_is_held_to_what_every_node_has(

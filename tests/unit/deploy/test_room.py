@@ -186,8 +186,7 @@ def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
 
 
 @pytest.mark.parametrize(
-    "log",
-    ["", SERVES, f"{FAULT}{SERVES}", f"prompt: {restart(1)}", f"(x pid=1) {restart(2)}"],
+    "log", ["", SERVES, f"{FAULT}{SERVES}", f"prompt: {restart(1)}", f"(x pid=1) {restart(2)}"]
 )
 def test_without_a_restart_nothing_is_said(monkeypatch: pytest.MonkeyPatch, log: str) -> None:
     row = row_of(monkeypatch, engine_with(log))

@@ -79,12 +79,7 @@ def layout(kv_dtype: str, draft_tokens: int, *, prefix_caching: bool = False) ->
     ],
 )
 def test_the_122b_has_the_blocks_and_tokens_that_vllms_functions_return(
-    kv_dtype: str,
-    draft_tokens: int,
-    prefix_caching: bool,
-    context: int,
-    blocks: int,
-    tokens: int,
+    kv_dtype: str, draft_tokens: int, prefix_caching: bool, context: int, blocks: int, tokens: int
 ) -> None:
     """Expected values: get_kv_cache_groups, get_kv_cache_config_from_groups and
     get_kv_cache_capacity of vLLM 0.25.1 (all) and 0.32.0 (all but TurboQuant), run on these specs.

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.kv_cache import CacheLayout, layout_of, stage_ranges
-from sparkdeploy.estimate.memory import (
-    budget_warnings,
-    make_budget,
-)
+from sparkdeploy.estimate.memory import budget_warnings, make_budget
 from sparkdeploy.estimate.model import (
     ModelFacts,
     WeightKind,

@@ -131,17 +131,14 @@ def test_workers_start_first_but_a_ray_worker_must_find_its_head(shipped: Librar
     assert [rank.node for rank in ray.start_order] == ["spark-1", "spark-2"]
 
 
-def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(
-    shipped: Library,
-) -> None:
+def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(shipped: Library) -> None:
     topology = make_topology(load_recipe(shipped, "v2"), sparks(4), "spark-3")
     assert [rank.node for rank in topology.ranks] == ["spark-3", "spark-1"]
     assert topology.left_alone == ("spark-2", "spark-4")
 
 
 @pytest.mark.parametrize(
-    ("override", "expected"),
-    [("off", None), ("{method: mtp, tokens: 1}", 1), ("null", 2)],
+    ("override", "expected"), [("off", None), ("{method: mtp, tokens: 1}", 1), ("null", 2)]
 )
 def test_speculation_can_differ_on_a_cluster(
     shipped: Library, override: str, expected: int | None
@@ -160,12 +157,7 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
     )
     topology = make_topology(resolved, ClusterConfig(nodes=nodes), "a")
     spec = rank_spec(
-        resolved,
-        topology,
-        topology.head,
-        image=IMAGE,
-        deployment=Deployment("main"),
-        paths=PATHS,
+        resolved, topology, topology.head, image=IMAGE, deployment=Deployment("main"), paths=PATHS
     )
     assert spec.env["NCCL_IB_DISABLE"] == "1"
     assert (spec.devices, spec.cap_add) == ((), ())

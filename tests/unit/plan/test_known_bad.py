@@ -96,13 +96,7 @@ def test_a_recipe_meets_a_row(
         ("DeepGEMM", FP8, "0.24.0", ("serve.env={VLLM_USE_DEEP_GEMM: '0'}",), 1),
         ("Marlin for NVFP4 experts", "qwen3.8-27b-nvfp4", "0.33.0", (), 1),
         ("Marlin for NVFP4 experts", NVFP4, "0.33.0", ("engine=cuda-0.25",), 1),
-        (
-            "Marlin for NVFP4 experts",
-            NVFP4,
-            "0.33.0",
-            ("serve.enable_expert_parallel=true",),
-            1,
-        ),
+        ("Marlin for NVFP4 experts", NVFP4, "0.33.0", ("serve.enable_expert_parallel=true",), 1),
     ],
 )
 def test_another_does_not(

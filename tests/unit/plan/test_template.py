@@ -114,8 +114,7 @@ def test_too_large_a_file_and_a_pipe_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "fix"),
-    [(0o755, None), (0o775, "chmod g-w"), (0o777, "chmod o-w"), (0o1777, None)],
+    ("mode", "fix"), [(0o755, None), (0o775, "chmod g-w"), (0o777, "chmod o-w"), (0o1777, None)]
 )
 def test_a_folder_above_that_others_write_to_is_found(
     tmp_path: Path, mode: int, fix: str | None

@@ -42,10 +42,7 @@ def check_verifying_three_tokens_equals_decoding_them_one_by_one() -> None:
         "a": torch.randn(3, VALUE_HEADS).bfloat16(),
         "b": torch.randn(3, VALUE_HEADS).bfloat16(),
     }
-    gates = {
-        "A_log": torch.rand(VALUE_HEADS).log(),
-        "dt_bias": torch.randn(VALUE_HEADS).bfloat16(),
-    }
+    gates = {"A_log": torch.rand(VALUE_HEADS).log(), "dt_bias": torch.randn(VALUE_HEADS).bfloat16()}
     one_by_one = _states()
     together = one_by_one.clone()
     got = getattr(_custom_ops, SPECULATIVE_RECURRENCE)(

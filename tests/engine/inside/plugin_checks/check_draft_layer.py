@@ -179,11 +179,7 @@ def check_experts_that_were_not_loaded_or_are_damaged_are_refused_by_name() -> N
 def check_a_gpu_s_experts_are_filled_as_gptq_s_loader_would() -> None:
     """Everything up to vLLM's own repacking, which needs a GPU."""
     entry = ExpertsEntry(DraftLedger(1, 0), "mtp.layers.0.mlp.experts")
-    with (
-        _one_rank(),
-        _no_kernel(),
-        mock.patch.object(DraftLedger, "int4_converted") as converted,
-    ):
+    with _one_rank(), _no_kernel(), mock.patch.object(DraftLedger, "int4_converted") as converted:
         layer = _experts(None).routed_experts
         for name in ("w13_weight", "w2_weight", "quant_method"):
             delattr(layer, name)

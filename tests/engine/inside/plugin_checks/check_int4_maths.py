@@ -2,12 +2,7 @@
 
 import torch
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP
-from sparkdeploy_vllm.weights.int4_groups import (
-    IN_A_WORD,
-    fit_groups,
-    pack_inputs,
-    quantize_groups,
-)
+from sparkdeploy_vllm.weights.int4_groups import IN_A_WORD, fit_groups, pack_inputs, quantize_groups
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.scalar_type import scalar_types
 

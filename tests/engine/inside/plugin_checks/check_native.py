@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _head, _load, _process, _vllm_log
-from kernel_stand_in import (
-    HIDDEN,
-    INTERMEDIATE,
-    kernel_in_place,
-    same_bits,
-    shared_expert,
-)
+from kernel_stand_in import HIDDEN, INTERMEDIATE, kernel_in_place, same_bits, shared_expert
 from said import refusal
 from sparkdeploy_vllm.weights.conversion import is_fp8_layer
 from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod, online

@@ -3,10 +3,7 @@
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from said import refusal
-from sparkdeploy_vllm.weights.fp8_checkpoint import (
-    PrebuiltReferenceMethod,
-    largest_difference,
-)
+from sparkdeploy_vllm.weights.fp8_checkpoint import PrebuiltReferenceMethod, largest_difference
 from sparkdeploy_vllm.weights.reference import dequantize_blocks, quantize_blocks
 
 PREBUILT = {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
