@@ -174,3 +174,15 @@ def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
     drafting = [shares[f"MTP {part}", "BF16"] for part in ("experts", "layer without experts")]
     assert sum(share.tensors for share in drafting) == 23
     assert shares["LM head", "BF16"].size_bytes == 320 * 128 * 2
+
+
+def test_another_checkpoint_is_replaced_only_when_that_was_said(
+    made: Path, folder: Path, shard: Fp8Shard
+) -> None:
+    before = tree(made)
+    edit_json(folder / "config.json", lambda it: it.update(note="newer"))
+    with pytest.raises(CheckpointError, match="holds another checkpoint"):
+        standalone(open_folder(folder), shard, made)
+    assert tree(made) == before
+    standalone(open_folder(folder), shard, made, overwrite=True)
+    assert read_config(made)["note"] == "newer"

@@ -122,6 +122,9 @@ def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
     # One that a killed command left under its name, and its own.
     assert compiler.removed == [f"sparkdeploy-compile-{stage.fingerprint[:12]}", "id"]
     assert not list(settings.cache_dir.glob("compile-*"))
+    done = cast("DockerHost", Compiler(exit_code=0))
+    with pytest.raises(BuildError, match="ended well and left no wheel"):
+        compilation.compile_wheel(done, stage, settings, cast("Step", None))
 
 
 def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(

@@ -229,3 +229,19 @@ def test_an_address_without_prefix_and_a_doubled_one_are_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         read_cluster({"nodes": [node, {**node, "name": "b"}]}, "config.yaml")
     assert "10.0.0.1 is given twice" in str(caught.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("ssh", "address", "words"),
+    [
+        ("-v", "10.0.0.1/24", "is no host"),
+        ("spark 1", "10.0.0.1/24", "is no host"),
+        ("spark:2222", "10.0.0.1/24", "(`Host spark`, `Port 2222`)"),
+        ("spark", "fe80::1/64", "is IPv6"),
+    ],
+)
+def test_what_ssh_or_vllm_cannot_take_is_refused(ssh: str, address: str, words: str) -> None:
+    node = {"name": "a", "ssh": ssh, "fabric": [{"interface": "e", "address": address}]}
+    with pytest.raises(RecipeError) as caught:
+        read_cluster({"nodes": [node, node]}, "config.yaml")
+    assert words in str(caught.value.detail)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import recover
-from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec
+from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, is_ours, refuse_no_name
 from tests.fakes.containers import FakeContainers, container
 from tests.launching import begin, launch_on
 
@@ -71,3 +72,26 @@ def test_an_interrupted_stop_is_done_again_before_the_start(tmp_path: Path) -> N
         begin(engine.host, SPEC, "main", crashes_dir=tmp_path / "crashes")
     assert engine.stopped == ["sparkdeploy-main"] * 2
     assert engine.states == {"sparkdeploy-main/sparkdeploy-main": "running"}
+
+
+@pytest.mark.parametrize(
+    ("name", "deployment", "ours"),
+    [
+        *((f"main{end}", "main", True) for end in ("", "-replaced", "-kept-1", "-kept-20")),
+        *(
+            (f"main{end}", "main", False)
+            for end in ("2", "-kept-0", "-kept-x", "-replaced-replaced")
+        ),
+        *((name, name, False) for name in ("main-replaced", "a-kept-1", "Main", "../x", "")),
+    ],
+)
+def test_a_container_is_ours_by_its_name_and_its_labels(
+    name: str, deployment: str, ours: bool
+) -> None:
+    marks = {labels.KIND: "container", labels.DEPLOYMENT: deployment}
+    assert is_ours(f"sparkdeploy-{name}", marks) is ours
+    assert not is_ours(name, marks)
+    assert not is_ours(f"sparkdeploy-{name}", {**marks, labels.KIND: "image"})
+    if name == deployment and not ours:
+        with pytest.raises(UsageError, match="is no deployment name"):
+            refuse_no_name(name)
