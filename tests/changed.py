@@ -35,10 +35,7 @@ NAMED = (
 COPIED = {
     "sparkdeploy/image/inside": ("sparkdeploy.image.stages",),
     "sparkdeploy/vllm_plugin": (
-        "tests.cluster",
-        "tests.engine.image",
-        "tests.engine.inside",
-        "tests.engine.vllm",
+        *("tests.cluster", "tests.engine.image", "tests.engine.inside", "tests.engine.vllm"),
         "tests.unit.image",
     ),
 }

@@ -27,12 +27,7 @@ LAYERS = (
         *("about", "atomic_files", "bounded_http", "errors", "folders", "labels"),
         *("stored_json", "terminal", "units"),
     ),
-    (
-        "secret_shapes",
-        "settings",
-        "shell",
-        "yaml_text",
-    ),
+    ("secret_shapes", "settings", "shell", "yaml_text"),
     ("recipe",),
     ("node",),
     ("checkpoint", "image"),

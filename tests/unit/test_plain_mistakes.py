@@ -38,11 +38,8 @@ def test_a_configuration_folder_that_cannot_be_read_is_named(
 @pytest.mark.parametrize(
     "line",
     [
-        "plan {missing}.yaml",
-        "up {missing}.yaml",
-        "recipe import {missing}.yaml",
-        "checkpoint verify {missing}",
-        "bench compare {missing}.json {missing}.json",
+        *("plan {missing}.yaml", "up {missing}.yaml", "recipe import {missing}.yaml"),
+        *("checkpoint verify {missing}", "bench compare {missing}.json {missing}.json"),
         "bench report {missing}.json",
     ],
 )

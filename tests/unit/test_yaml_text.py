@@ -96,12 +96,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
 
 
-BOMBS = [
-    "aliases of aliases",
-    "merges of merges",
-    "200 kB of brackets",
-    "a hex number of 100 kB",
-]
+BOMBS = ["aliases of aliases", "merges of merges", "200 kB of brackets", "a hex number of 100 kB"]
 
 
 @pytest.mark.outside

@@ -30,10 +30,7 @@ RARE = {
     *(f"check_turboquant_{part}" for part in ("cuda", "kernel", "maths")),
     *(f"check_int4_{part}" for part in ("head", "maths", "shared")),
     *(
-        "check_any_checkpoint",
-        "check_cpu_int4_linear",
-        "check_dealt_rows",
-        "check_draft_layer",
+        *("check_any_checkpoint", "check_cpu_int4_linear", "check_dealt_rows", "check_draft_layer"),
         "check_finished",
     ),
     *("check_lora", "check_native", "check_prompt_log_probs"),

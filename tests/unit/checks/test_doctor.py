@@ -359,11 +359,8 @@ def test_a_proxy_is_read_as_curl_reads_it(proxy: str, port: int) -> None:
 
 def test_what_disappoints_in_a_recipe_is_said(shipped: Library) -> None:
     changes = [
-        "checkpoint.mtp=required",
-        "serve.tool_call_parser=hermes",
-        "serve.enable_prefix_caching=true",
-        "engine=cuda-0.19",
-        "allow_known_bad=true",
+        *("checkpoint.mtp=required", "serve.tool_call_parser=hermes"),
+        *("serve.enable_prefix_caching=true", "engine=cuda-0.19", "allow_known_bad=true"),
     ]
     resolved = load_recipe(shipped, "baseline", changes)
     found = {item.check: item.verdict for item in recipe_findings(resolved.recipe, resolved.engine)}

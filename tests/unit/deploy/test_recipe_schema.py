@@ -62,12 +62,9 @@ def test_a_shipped_file_is_valid_and_names_its_schema(path: Path) -> None:
 
 
 SHORT_FORMS = (
-    "extends: v2",
-    "extends: v2\nserve:\nlimits:",
-    "extends: v2\nserve: {max_model_len: 64K}",
+    *("extends: v2", "extends: v2\nserve:\nlimits:", "extends: v2\nserve: {max_model_len: 64K}"),
     "extends: v2\nserve: {max_model_len: 64k, max_num_batched_tokens: 8K}",
-    "extends: v2\nserve: {max_model_len: auto}",
-    "extends: v2\nserve: {max_model_len: 1.5M}",
+    *("extends: v2\nserve: {max_model_len: auto}", "extends: v2\nserve: {max_model_len: 1.5M}"),
     "extends: v2\ncheckpoint: {fp8_dense: {mode: off}, mtp: off}\nserve: {speculative: null}",
     "extends: v2\ncluster: {speculative: off}\nbackends: {graphs: off}",
     "extends: v2\nserve: {speculative: {tokens: 3, moe_backend: marlin}}",

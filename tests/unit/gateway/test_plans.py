@@ -268,11 +268,8 @@ def test_a_stack_from_elsewhere_asks_for_what_it_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "plan {} --set serve.port=1",
-        "plan {} --show args --name x",
-        "plan {} --hardware spark --check",
-        "up {} --detach",
-        "up {} --port 8001 --solo",
+        *("plan {} --set serve.port=1", "plan {} --show args --name x"),
+        *("plan {} --hardware spark --check", "up {} --detach", "up {} --port 8001 --solo"),
         "export systemd {} --public",
     ],
 )

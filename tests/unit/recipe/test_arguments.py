@@ -47,19 +47,16 @@ def test_what_the_release_would_refuse_is_said_before(
 @pytest.mark.parametrize(
     "setting",
     [
-        "serve.extra_args=[--moe-backend, marlin]",
-        "serve.extra_args=[--block_size=32]",
+        *("serve.extra_args=[--moe-backend, marlin]", "serve.extra_args=[--block_size=32]"),
         "serve.extra_args=[-cc.mode, '0', -O3]",
         "serve.extra_args=[--cudagraph-capture-sizes, '1', '2', '4']",
         "serve.extra_args=[--max-logprobs, '-1']",
         "serve.extra_args=[--kv-cache-memory-bytes, 10G]",
         "serve.extra_args=[--default-chat-template-kwargs.a=1, --default-chat-template-kwargs.b=2]",
-        "serve.attention_backend=flashinfer",
-        "serve.attention_backend=auto",
+        *("serve.attention_backend=flashinfer", "serve.attention_backend=auto"),
         "serve.extra_args=[--mamba-block-size, None]",
         "serve.extra_args=['-cc.custom_ops+', +rms_norm]",
-        "serve.extra_args=[--allowed-origins, '[\"*\"]']",
-        "serve.max_model_len=auto",
+        *("serve.extra_args=[--allowed-origins, '[\"*\"]']", "serve.max_model_len=auto"),
         "serve.extra_args=[--tool-parser-plugin, /x.py, --enable-log-requests]",
     ],
 )

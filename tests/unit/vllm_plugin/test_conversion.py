@@ -40,18 +40,15 @@ def test_shared_expert_projections_are_fp8(stem: str, name: str) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "model.layers.0.mlp.shared_expert_gate",
-        "model.layers.0.mlp.shared_expert",
+        *("model.layers.0.mlp.shared_expert_gate", "model.layers.0.mlp.shared_expert"),
         "model.layers.0.mlp.shared_expert.gate_proj.weight",
         "model.layers.0.mlp.shared_expert.gate_projx",
         "model.layers.0.mlp.xshared_expert.gate_proj",
-        "model.layers.0.xmlp.shared_expert.gate_proj",
-        "model.layers.0.mlp.experts.7.gate_proj",
+        *("model.layers.0.xmlp.shared_expert.gate_proj", "model.layers.0.mlp.experts.7.gate_proj"),
         "model.layers.0.mlp.shared_experts.gate_proj",
         "model.layers.0.mlp.shared_expert.down_proj\n",
         "mtp.layers.0.mlp.shared_expert.gate_up_proj",
-        "model.mtp.layers.0.mlp.shared_expert.down_proj",
-        "",
+        *("model.mtp.layers.0.mlp.shared_expert.down_proj", ""),
     ],
 )
 def test_nothing_else_is(prefix: str) -> None:

@@ -59,10 +59,7 @@ def test_however_it_is_spelt(spelt: bytes) -> None:
     "body",
     [
         b'{"messages":  "as it was", "chat_template_kwargs": {"enable_thinking": false} }',
-        rb'{"messages": "\u0063 and \u00fc"}',
-        b"[1, 2]",
-        b"",
-        b"no JSON",
+        *(rb'{"messages": "\u0063 and \u00fc"}', b"[1, 2]", b"", b"no JSON"),
     ],
 )
 def test_what_names_none_is_passed_on_as_it_came(body: bytes) -> None:
