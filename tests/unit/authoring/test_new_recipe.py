@@ -301,12 +301,7 @@ def test_a_place_that_takes_no_file_is_named(
     ],
 )
 def test_the_engine_is_the_first_whose_registry_has_the_model(
-    run: Run,
-    tmp_path: Path,
-    architectures: list[str],
-    engine: str,
-    least: str | None,
-    words: str,
+    run: Run, tmp_path: Path, architectures: list[str], engine: str, least: str | None, words: str
 ) -> None:
     folder = folder_of(tmp_path, "llama", architectures=architectures, model_type=None)
     recipe = made(run, "--model", str(folder))
@@ -360,10 +355,7 @@ CONTEXT = "max_position_embeddings"
         ({CONTEXT: None, "max_target_positions": 448}, 448),
         ({CONTEXT: None, "seq_length": 2048}, 2048),
         ({CONTEXT: None, "model_max_length": 4096}, 4096),
-        (
-            {CONTEXT: 4096, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            8192,
-        ),
+        ({CONTEXT: 4096, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
         ({CONTEXT: 512, "text_config": {**config("llama"), CONTEXT: 1024}}, 1024),
     ],
 )

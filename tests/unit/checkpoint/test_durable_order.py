@@ -93,11 +93,7 @@ def test_a_folder_and_all_it_holds_is_synced_before_it_has_its_name(
 
 @pytest.mark.parametrize("is_xet", [False, True], ids=["http", "xet"])
 def test_a_download_is_synced_before_its_blob_has_its_name(
-    disk: RecordedDisk,
-    folder: Path,
-    tmp_path: Path,
-    *,
-    is_xet: bool,
+    disk: RecordedDisk, folder: Path, tmp_path: Path, *, is_xet: bool
 ) -> None:
     with hub_double() as double, xet_by_get():
         double.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)

@@ -71,18 +71,7 @@ def test_a_changed_fp8_tensor_is_named(run: Run, stored: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "nonsense",
-        "x" * 300,
-        "a/b/c",
-        "lab/none",
-        "\x1b[2J/x",
-        "/",
-        ".",
-        "lab/x@y@z",
-        "",
-    ],
+    "name", ["nonsense", "x" * 300, "a/b/c", "lab/none", "\x1b[2J/x", "/", ".", "lab/x@y@z", ""]
 )
 def test_nonsense_gets_one_clear_sentence(run: Run, stored: None, name: str) -> None:
     done = run("checkpoint", "verify", name)

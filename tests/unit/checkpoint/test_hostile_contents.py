@@ -14,22 +14,14 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint import hub_client
 from sparkdeploy.checkpoint.architecture import architecture_of
-from sparkdeploy.checkpoint.contents import (
-    INDEX_FILE,
-    parse_index,
-)
+from sparkdeploy.checkpoint.contents import INDEX_FILE, parse_index
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.checkpoint.ranges import (
-    FolderRanges,
-    HubRanges,
-    index_of,
-    read_config,
-)
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, index_of, read_config
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples

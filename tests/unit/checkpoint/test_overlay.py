@@ -10,10 +10,7 @@ import pytest
 
 from sparkdeploy.checkpoint.conversion import Conversion, check_source
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.overlay import (
-    build_overlay,
-    overlay_fingerprint,
-)
+from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.safetensors import read_header, write_file
 from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
 from sparkdeploy.errors import CheckpointError

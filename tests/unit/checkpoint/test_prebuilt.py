@@ -14,13 +14,7 @@ import pytest
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8 import expected_bytes, expected_fp8, own_name, unlike
-from sparkdeploy.checkpoint.fp8_shard import (
-    SHARD_FILE,
-    Fp8Shard,
-    Order,
-    fetch_shard,
-    read_shard,
-)
+from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard, Order, fetch_shard, read_shard
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource

@@ -180,12 +180,7 @@ class WaitedTooOftenError(BaseException):
 
 @pytest.mark.parametrize("is_xet", [False, True], ids=["http", "xet"])
 def test_a_file_that_stops_at_the_same_place_is_not_resumed_without_end(
-    hub: Hub,
-    lock: HubLock,
-    double: HubDouble,
-    small_twin: Path,
-    *,
-    is_xet: bool,
+    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path, *, is_xet: bool
 ) -> None:
     name = "model-00001-of-00002.safetensors"
     double.repos[REPO].is_xet = is_xet

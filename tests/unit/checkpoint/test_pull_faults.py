@@ -97,11 +97,7 @@ NOT_THE_ONE = f"{NAME} is not the one of 111111111111: the hub now states "
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_file_that_is_not_as_listed_ends_in_one_clear_sentence(
-    run: Run,
-    double: HubDouble,
-    folder: Path,
-    change: Callable[[HubDouble, Path], None],
-    said: str,
+    run: Run, double: HubDouble, folder: Path, change: Callable[[HubDouble, Path], None], said: str
 ) -> None:
     change(double, folder / NAME)
     done = run("checkpoint", "pull", "lab/twin")

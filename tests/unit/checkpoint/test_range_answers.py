@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.checkpoint.hub import (
-    LONGEST_WAIT_S,
-    Hub,
-    RetryError,
-    is_followed,
-    refuse_offline,
-)
+from sparkdeploy.checkpoint.hub import LONGEST_WAIT_S, Hub, RetryError, is_followed, refuse_offline
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.transfer import FileProgress, WrongContentError

@@ -48,8 +48,7 @@ def test_a_different_twin_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [TinyShape(), TinyShape(expert_format="int4"), TinyShape(linear_value_heads=32)],
+    "shape", [TinyShape(), TinyShape(expert_format="int4"), TinyShape(linear_value_heads=32)]
 )
 def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
     shape: TinyShape,

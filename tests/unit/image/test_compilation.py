@@ -49,10 +49,7 @@ def test_a_machine_without_room_is_refused_with_everything_it_lacks(source: Sour
         "memory",
     ]
     assert caught.value.exit_code == 4
-    for disk_bytes, memory_bytes in (
-        (source.disk_gb * GB, source.memory_gib * GIB),
-        (None, None),
-    ):
+    for disk_bytes, memory_bytes in ((source.disk_gb * GB, source.memory_gib * GIB), (None, None)):
         compilation.refuse_machine(
             source, engine="cuda-0.19", disk_bytes=disk_bytes, memory_bytes=memory_bytes
         )

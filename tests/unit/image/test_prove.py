@@ -35,11 +35,7 @@ def library(section: bytes, name: str = ".nv_fatbin") -> bytes:
     header[:6] = b"\x7fELF\x02\x01"
     struct.pack_into("<Q", header, 0x28, table)
     struct.pack_into("<HHH", header, 0x3A, 64, 3, 2)
-    rows = [
-        (0, 0, 0),
-        (1, start, len(section)),
-        (len(name) + 2, start + len(section), len(names)),
-    ]
+    rows = [(0, 0, 0), (1, start, len(section)), (len(name) + 2, start + len(section), len(names))]
     sections = b"".join(
         struct.pack("<IIQQQQ", name_at, 1, 0, 0, offset, size).ljust(64, b"\0")
         for name_at, offset, size in rows

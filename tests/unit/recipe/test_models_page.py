@@ -18,12 +18,7 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
-from tests.rehearsed import (
-    BY_A_SMALL_ONE,
-    BY_THEIR_OWN_CONFIGURATION,
-    NOT_REHEARSED,
-    OF_THE_122B,
-)
+from tests.rehearsed import BY_A_SMALL_ONE, BY_THEIR_OWN_CONFIGURATION, NOT_REHEARSED, OF_THE_122B
 from tests.unit.conftest import REPOSITORY
 from tests.unit.docs_blocks import block, with_block
 

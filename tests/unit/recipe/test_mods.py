@@ -119,11 +119,7 @@ def test_what_is_no_mod_is_refused(
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
     engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
     return stages_of(
-        engine,
-        base_source="debian",
-        architecture="aarch64",
-        resources=REPOSITORY,
-        mods=made,
+        engine, base_source="debian", architecture="aarch64", resources=REPOSITORY, mods=made
     )
 
 

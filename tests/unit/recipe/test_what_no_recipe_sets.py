@@ -18,8 +18,7 @@ def test_a_recipe_sets_no_secret_and_no_loader(shipped: Library, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "flag",
-    ["--api-key", "--api_key", "--hf-token", "--host", "--port", "--middleware", "--model"],
+    "flag", ["--api-key", "--api_key", "--hf-token", "--host", "--port", "--middleware", "--model"]
 )
 def test_a_recipe_passes_no_flag_that_is_ours(shipped: Library, flag: str) -> None:
     with pytest.raises(RecipeError) as caught:
