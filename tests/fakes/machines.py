@@ -36,6 +36,7 @@ from sparkdeploy.plan.make import make_plan, topology_for
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.steps import Plan, for_cluster
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.health import Readiness
 from sparkdeploy.settings import load_settings
 from tests.fakes.adapters import told_inside
@@ -274,7 +275,7 @@ def _stages(shipped: Library) -> tuple[Stage, ...]:
 
 class _Readiness:
     startup_s = 1.0
-    facts: None = None
+    facts = EngineFacts()
     phases_s: dict[str, float] = {}  # noqa: RUF012 - nobody writes it
 
 

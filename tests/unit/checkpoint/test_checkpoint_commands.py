@@ -131,6 +131,10 @@ def test_build_writes_a_standalone_checkpoint_that_verify_knows(
 ) -> None:
     run("checkpoint", "pull", "lab/twin")
     out = str(tmp_path / "standalone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparkdeploy.node.facts.free_bytes", lambda _path: 10)
+        refused = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", out)
+    assert (refused.returncode, "10 B are free" in refused.stderr) == (6, True)
     done = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{out}: 12 FP8 weights, 23 MTP tensors"

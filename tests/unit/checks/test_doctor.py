@@ -340,7 +340,7 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
 
 def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
     behind_proxy = load_settings(
-        {**MIRRORS, "https_proxy": "http://proxy.lab:3128", "no_proxy": "packages.lab"}
+        {**MIRRORS, "https_proxy": "http://proxy.lab:3128", "no_proxy": "packages.lab,ub.lab"}
     )
     targets = {item.name: item for item in module._targets(behind_proxy)}
     assert (targets["hub"].host, targets["hub"].port) == ("proxy.lab", 3128)

@@ -16,7 +16,7 @@ import pytest
 from sparkdeploy.deploy import lifecycle, lock, removal
 from sparkdeploy.deploy.deployments import Inspected
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
-from sparkdeploy.deploy.prepare import stage_lock
+from sparkdeploy.deploy.prepare import build_stages, stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, lock_holder, node_lock
 from sparkdeploy.node.node import Node, Nodes
@@ -49,6 +49,8 @@ def test_a_signal_in_an_inner_block_is_raised_behind_the_outer_one(number: signa
 
 
 def test_a_signal_is_not_lost_when_the_block_fails_and_the_failure_is_its_context() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
     def fail() -> None:
         with defer_signals():
             signal.raise_signal(signal.SIGINT)
@@ -57,6 +59,7 @@ def test_a_signal_is_not_lost_when_the_block_fails_and_the_failure_is_its_contex
     with pytest.raises(KeyboardInterrupt) as raised:
         fail()
     assert isinstance(raised.value.__context__, UnhealthyError)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_handlers_are_as_before_when_nothing_came() -> None:
@@ -217,10 +220,12 @@ def test_a_stage_is_built_by_one_command_at_a_time(
     stage, settings = lab.stages[0], load_settings()
     monkeypatch.setattr("sparkdeploy.deploy.prepare.BUILD_WAIT_S", 0.0)
     with stage_lock(stage, settings):
-        with pytest.raises(NodeError, match="is being changed by"), stage_lock(stage, settings):
-            raise AssertionError
+        with pytest.raises(NodeError, match="is being changed by"):
+            build_stages([stage], lab.engines[0].host, settings)
         with stage_lock(lab.stages[1], settings):
             pass
+    # It is there by now, and nothing can be built on a fake.
+    build_stages([stage], lab.engines[0].host, settings)
 
 
 def test_down_all_goes_on_behind_one_that_cannot_be_removed(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -22,9 +24,12 @@ from sparkdeploy.errors import (
     UnhealthyError,
     UsageError,
 )
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import attendant_of, watching
+from sparkdeploy.node.node import node_behind
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import container
 from tests.fakes.machines import NEW, Lab, build, interrupts
 
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
@@ -189,6 +194,20 @@ def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
     assert empty.running() == [None] * empty.count
     assert empty.status().state == "stopped"
     assert "main was stopped before it answered" in capsys.readouterr().err
+
+
+def test_the_first_of_several_ends_is_enough() -> None:
+    over, ended = threading.Event(), []
+
+    def wait(key: str) -> None:
+        if key == "slow":
+            over.wait(20)
+        ended.append(key)
+
+    node = node_behind("here", cast("DockerHost", SimpleNamespace(wait=wait)))
+    Ends().wait([(node, container(name)) for name in ("slow", "fast")])
+    assert ended == ["fast"]
+    over.set()
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

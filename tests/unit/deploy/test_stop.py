@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sparkdeploy.deploy import launch, lifecycle
+from sparkdeploy.deploy.serving import stopped_because
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.monitor.status_row import status_lines
+from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.server.health import Readiness
 from sparkdeploy.terminal.style import plain_text
 from sparkdeploy.terminal.tables import laid_out
+from tests.fakes.containers import container
 from tests.fakes.machines import LATER, NEW, OLD, READY, Killed, Lab, build, dies, launches
 
 
@@ -153,6 +158,13 @@ def test_a_part_that_cannot_be_reached_is_named(
     lab.gone = set()
     lab.stop()
     assert lab.running() == [None, None]
+
+
+@pytest.mark.parametrize(("idle_s", "words"), [(7200, "2h"), (5400, "90m"), (90, "90s")])
+def test_an_idle_stop_is_told_in_the_largest_whole_unit(idle_s: int, words: str) -> None:
+    values = json.dumps({"limits": {"idle_stop_s": idle_s}})
+    fact = replace(container(NEW, "exited", recipe_values=values), exit_code=EXIT_IDLE)
+    assert stopped_because(fact) == f"idle for {words}"
 
 
 def test_a_start_is_waited_for_as_long_as_the_first_one(

@@ -110,6 +110,9 @@ def test_a_second_up_during_a_start_waits_for_it(lab: Lab) -> None:
     outcome = lab.up(OLD)
     assert (outcome.changed, lab.waits, lab.steps) == (False, 1, 0)
     assert lab.names() == before
+    fact = lab.engines[0].find_container(NEW)
+    assert fact is not None
+    assert not lab.record.is_unverified("main", fact.container_id)
 
 
 def test_a_detached_start_that_died_of_its_first_request_is_given_up(lab: Lab) -> None:
@@ -218,7 +221,9 @@ def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.Mon
     deployed(lab)
     last = f"spark-{lab.count}"
 
-    def verify_part(node: Node, _fact: object, _facts: object) -> None:
+    def verify_part(node: Node, _fact: object, facts: object) -> None:
+        # The wait has read the head's log, and no other.
+        assert (facts is None) is not node.is_here
         if node.name == last:
             raise UnhealthyError(f"{node.name}: attention: planned FLASHINFER, runs TRITON")
 

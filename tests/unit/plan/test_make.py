@@ -235,6 +235,26 @@ def test_the_doctor_names_the_user_that_the_container_has(shipped: Library) -> N
     assert found["folders.owner"] == "the container runs as uid 65532"
 
 
+@pytest.mark.parametrize(
+    ("proof", "verdict"),
+    [
+        ("", Verdict.WARN),
+        ('{"selfcheck": "x"}', Verdict.FAIL),
+        ('{"selfcheck": "fits"}', Verdict.OK),
+    ],
+)
+def test_the_doctor_passes_an_image_only_whose_plugin_fits(
+    shipped: Library, proof: str, verdict: Verdict
+) -> None:
+    facts = settled(shipped)
+    images = {
+        tag: replace(image, labels={**image.labels, labels.PROOF: proof})
+        for tag, image in facts.head.images.items()
+    }
+    found = doctor_findings(plan(shipped, changed(facts, images=images)))
+    assert [item.verdict for item in found if item.check == "docker.image"] == [verdict]
+
+
 def test_nothing_observed_still_gives_a_plan(shipped: Library) -> None:
     blind = NodeFact("laptop", "x86_64", None, None, None, None)
     made = plan(

@@ -47,6 +47,24 @@ def test_what_died_leaves_evidence_before_another_takes_its_place(
     assert ("sparkdeploy-main" in engine.facts) is (folders == 0)
 
 
+class Strict(FakeContainers):
+    """A name is of one container only, as in Docker."""
+
+    def rename(self, key: str, name: str) -> None:
+        if self.find_container(name) is not None:
+            raise NodeError(f"the name {name} is in use")
+        super().rename(key, name)
+
+
+def test_what_another_command_has_kept_meanwhile_takes_no_number(tmp_path: Path) -> None:
+    engine, kept = Strict.of(container("sparkdeploy-main")), "sparkdeploy-main-kept-1"
+    launch = begin(engine.host, SPEC, "main", crashes_dir=tmp_path / "crashes")
+    engine.facts[kept] = container(kept, "exited")
+    launch.commit()
+    names = {fact.name for fact in engine.facts.values()}
+    assert names == {"sparkdeploy-main", "sparkdeploy-main-kept-2"}
+
+
 class Interrupted(FakeContainers):
     """The first stop is interrupted after the signal has been sent."""
 
