@@ -161,6 +161,9 @@ def test_the_first_count_is_kept_and_not_made_again(
     assert made.tokens == alone.tokens
     monkeypatch.delattr(draft_vocabulary, "count_tokens")
     assert ensure_vocabulary(recipe, settings, model) == made
+    with (model / "tokenizer.json").open("a") as changed:
+        changed.write("\n")
+    assert sample_inputs(model) != made.origin
 
 
 def test_what_the_user_counted_comes_before_the_sample(

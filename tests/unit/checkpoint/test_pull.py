@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from huggingface_hub import close_session
 
 from sparkdeploy.bounded_http import CHUNK_BYTES
-from sparkdeploy.checkpoint import hub_client
+from sparkdeploy.checkpoint import hub_client, transfer
 from sparkdeploy.checkpoint.hub import ATTEMPTS, Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.pull import Download, WantedRepository, plan_download, pull, resolve
@@ -106,6 +106,23 @@ def test_who_brings_the_same_file_is_waited_for(
     snapshot = pull(hub, lock, wanted, lambda _done, _total: None)
     timer.join()
     assert (snapshot / file.name).is_file()
+
+
+def test_while_a_file_comes_other_programs_are_kept_from_it(
+    hub: Hub, lock: HubLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, taken = transfer._is_in_snapshot, list[str]()
+
+    def try_to_take(progress: transfer.FileProgress, snapshot: Path) -> bool:
+        name = f"{progress.file.blob_name}.lock"
+        with pytest.raises(Timeout):
+            FileLock(hub.cache / ".locks" / "models--lab--twin" / name, timeout=0).acquire()
+        taken.append(progress.file.name)
+        return look(progress, snapshot)
+
+    monkeypatch.setattr(transfer, "_is_in_snapshot", try_to_take)
+    snapshot = fetch(hub, lock)
+    assert {*taken} == {path.name for path in snapshot.iterdir()}
 
 
 def test_a_second_pull_asks_nobody(hub: Hub, lock: HubLock, double: HubDouble) -> None:

@@ -134,10 +134,16 @@ def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
 def test_only_a_packet_that_was_sent_and_lost_says_something_of_the_mtu(
     monkeypatch: pytest.MonkeyPatch, code: int, stdout: str, stderr: str, arrived: bool | None
 ) -> None:
-    done = shell.Completed((), code, stdout, stderr)
-    monkeypatch.setattr(Node, "script", lambda *_, **__: done)
+    def run(_node: Node, text: str) -> shell.Completed:
+        asked.append(text)
+        return shell.Completed((), code, stdout, stderr)
+
+    asked: list[str] = []
+    monkeypatch.setattr(Node, "script", run)
     nodes = [Node(entry.name, entry) for entry in CONFIG.nodes]
-    packet = send_full_size(nodes[0], nodes[1], 0, 9000)
+    packet = send_full_size(nodes[0], nodes[1], 1, 9000)
+    assert packet.interface == CONFIG.nodes[0].fabric[1].interface
+    assert asked[0].endswith(" -s 8972 -I 192.168.178.11 192.168.178.12")
     assert packet.arrived is arrived
     assert packet.failure == (stderr or ("" if arrived is not None else "ping does not run"))
 
@@ -158,14 +164,15 @@ def test_a_port_with_few_or_slow_lanes_is_worth_a_look(
 
 
 def test_a_link_is_measured_and_held_against_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = {"interface": "lo", "address": "127.0.0.1/8"}
+    ports = [{"interface": "none", "address": "192.0.2.1/24"}]
+    ports += [{"interface": "lo", "address": "127.0.0.1/8"}]
     one, other = (
-        Node(name, ClusterNode.model_validate({"name": name, "ssh": name, "fabric": [port]}))
+        Node(name, ClusterNode.model_validate({"name": name, "ssh": name, "fabric": ports}))
         for name in ("a", "b")
     )
     sent = fabric.SEND.replace("while time.monotonic() < end:", "for _ in range(2):")
     monkeypatch.setattr(fabric, "SEND", sent + "    time.sleep(0.5)\n")
-    rate = measure_rate(one, other, 0, 10)
+    rate = measure_rate(one, other, 1, 10)
     assert rate.bytes_s is not None
     # 2 MiB in half a second and more: in bits or in kB it would be another number.
     assert 2**14 < rate.bytes_s <= 2**22

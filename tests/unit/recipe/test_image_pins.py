@@ -89,6 +89,12 @@ def test_a_lock_that_is_none_is_named_with_its_way_out(text: str) -> None:
     with pytest.raises(RecipeError, match=r"image-lock\.json") as caught:
         baseline()
     assert "rm " in (caught.value.hint or "")
+    lock.path.unlink()
+    lock = pinned()
+    lock.contents_path(DIGEST).unlink()
+    lock.contents_path(DIGEST).mkdir()
+    with pytest.raises(RecipeError, match=str(lock.contents_path(DIGEST))):
+        baseline()
 
 
 def test_what_another_image_brings_is_told() -> None:

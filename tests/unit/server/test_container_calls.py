@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import docker
@@ -12,6 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, Mount, Ulimit
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import last_end_s
 from tests.fakes.plans import DOCKER
 
 SPEC = ContainerSpec(
@@ -117,3 +120,36 @@ def test_a_look_into_an_image_reaches_no_network_and_leaves_no_container(
     assert api.created["HostConfig"]["NetworkMode"] == "none"
     assert api.created["Labels"] == {labels.KIND: "container", labels.ROLE: "check"}
     assert removed == ["c" * 64]
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_removal_that_another_command_began_is_waited_for_within_bounds(
+    host: DockerHost, api: RecordingApi, monkeypatch: pytest.MonkeyPatch, goes: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise docker.errors.APIError("", explanation="removal of it is already in progress")
+
+    fact = ContainerFact("c" * 64, SPEC.name, "i", "removing", SPEC.labels)
+    looks = iter([fact, fact, None if goes else fact, fact])
+    times_s = iter((0.0, 29.0, 31.0))
+    clock = SimpleNamespace(monotonic=lambda: next(times_s), sleep=lambda _s: None)
+    monkeypatch.setattr("sparkdeploy.node.containers.time", clock)
+    monkeypatch.setattr(api, "remove_container", refuse)
+    monkeypatch.setattr(host, "find_container", lambda _: next(looks))
+    with contextlib.nullcontext() if goes else pytest.raises(NodeError, match="in progress"):
+        host.remove(SPEC.name)
+
+
+@pytest.mark.parametrize(
+    ("finished", "started", "found"),
+    [
+        ("1970-01-01T00:00:05Z", "1970-01-01T00:00:06.5Z", 5.0),
+        ("1970-01-01T00:00:05Z", "1970-01-01T00:00:04Z", None),
+        ("0001-01-01T00:00:00Z", "1970-01-01T00:00:04Z", None),
+    ],
+)
+def test_a_log_of_this_run_begins_where_the_one_before_ended(
+    finished: str, started: str, found: float | None
+) -> None:
+    fact = ContainerFact("c", "x", "i", "running", {}, started_at=started, finished_at=finished)
+    assert last_end_s(fact) == found

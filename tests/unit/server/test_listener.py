@@ -19,7 +19,7 @@ from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.ports import Listener, PortOwner, is_port_free, listener_of, port_owner
-from sparkdeploy.node.reports import read_container
+from sparkdeploy.node.reports import read_container, read_listed_container
 from sparkdeploy.server.client import ServedModel
 
 LISTEN = (
@@ -145,9 +145,13 @@ def test_dockers_record_names_process_and_user() -> None:
     }
     found = read_container(json.loads(json.dumps(record)))
     assert (found.pid, found.uid) == (42, 65532)
-    record["State"], record["Config"] = {"Status": "exited", "Pid": 0}, {"User": "nobody"}
+    ended = {"Status": "exited", "Pid": 0, "ExitCode": 137, "OOMKilled": True}
+    record["State"], record["Config"] = ended, {"User": "nobody"}
     found = read_container(record)
     assert (found.pid, found.uid) == (None, None)
+    assert (found.exit_code, found.oom_killed, found.is_stopped) == (137, True, False)
+    listed = {"Id": "c1", "Names": ["/other/alias", "/sparkdeploy-main"]}
+    assert read_listed_container(listed).name == "sparkdeploy-main"
 
 
 @pytest.fixture

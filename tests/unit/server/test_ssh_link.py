@@ -21,6 +21,7 @@ for word; do printf '%s\\n' "$word"; done >> "$SSH_WORDS"
 printf '\\n' >> "$SSH_WORDS"
 case " $* " in
 *" -M "*) echo {READY}; exec cat ;;
+*" HostName=192.168.177.99 "*) exit 255 ;;
 *" -G "*) printf 'hostname 10.0.0.2\\nport 2222\\n' ;;
 *) for word; do last=$word; done; sh -c "$last" ;;
 esac
@@ -46,8 +47,10 @@ def test_every_ssh_asks_nobody_and_takes_no_unknown_host(calls: Path) -> None:
     with SshLink(TARGET) as link:
         link.run("true")
         direct = shlex.split(link.rsync_shell("192.168.177.12"))
+        # Behind a jump host nobody is reached directly; the open connection has the files.
+        assert link.rsync_shell("192.168.177.99").startswith("ssh -S ")
     opened = [words for words in started(calls) if "-G" not in words]
-    assert len(opened) == 3
+    assert len(opened) == 4
     assert "ExitOnForwardFailure=yes" in opened[0]
     assert opened[0][opened[0].index("-L") + 1].endswith("/docker:/run/own.sock")
     for words in (*opened, direct):
