@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.figures import (
-    Measured,
-    covered_s,
-    quantiles,
-    summarise,
-    t_quantile,
-)
+from sparkdeploy.bench.figures import Measured, covered_s, quantiles, summarise, t_quantile
 from sparkdeploy.bench.measure import Collected
 from sparkdeploy.bench.record import Quantiles, RequestSample
 from sparkdeploy.bench.suites import Condition

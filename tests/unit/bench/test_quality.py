@@ -28,9 +28,7 @@ VOCABULARY = 12
 
 @st.composite
 def distributions(draw: st.DrawFn) -> dict[int, float]:
-    weights = draw(
-        st.lists(st.floats(1e-6, 1.0), min_size=VOCABULARY, max_size=VOCABULARY),
-    )
+    weights = draw(st.lists(st.floats(1e-6, 1.0), min_size=VOCABULARY, max_size=VOCABULARY))
     total = sum(weights)
     return {token: math.log(weight / total) for token, weight in enumerate(weights)}
 

@@ -167,10 +167,7 @@ def test_a_server_that_goes_silent_is_given_up() -> None:
 
 def test_the_key_goes_into_the_header_and_the_body_is_what_was_given() -> None:
     actions = answer(0, [(0.1, 1), (0.2, 1)])
-    with (
-        scripted(actions) as (server, clock),
-        Streams(server.url, "secret", clock=clock) as client,
-    ):
+    with scripted(actions) as (server, clock), Streams(server.url, "secret", clock=clock) as client:
         client.round([{"stream": 0, "model": "qwen"}])
 
     assert server.bodies == {0: {"stream": 0, "model": "qwen"}}

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.guard.stalling import (
-    LONGEST_STEP_S,
-    EngineWork,
-    Idleness,
-)
+from sparkdeploy_vllm.guard.stalling import LONGEST_STEP_S, EngineWork, Idleness
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish

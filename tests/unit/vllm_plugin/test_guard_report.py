@@ -171,9 +171,7 @@ def test_with_a_full_stderr_a_memory_trip_still_ends_with_86(
     start: Start, unread: int, meminfo: Path
 ) -> None:
     guard = start(
-        STUBBORN,
-        *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo)),
-        stderr=unread,
+        STUBBORN, *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo)), stderr=unread
     )
     assert guard.stdout is not None
     guard.stdout.readline()

@@ -163,10 +163,7 @@ server.serve_forever()
 @pytest.mark.outside
 @pytest.mark.parametrize(
     "stopped",
-    [
-        pytest.param(False, id="spinning"),
-        pytest.param(True, id="stopped", marks=pytest.mark.slow),
-    ],
+    [pytest.param(False, id="spinning"), pytest.param(True, id="stopped", marks=pytest.mark.slow)],
 )
 def test_a_hung_engine_s_stacks_are_written_and_it_is_started_again(
     start: Start, tmp_path: Path, free_port: int, stopped: bool

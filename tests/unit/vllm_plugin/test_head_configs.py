@@ -5,21 +5,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.head.tiles import (
-    HeadTile,
-    shipped_for,
-    tile_for,
-)
+from sparkdeploy_vllm.head.tiles import HeadTile, shipped_for, tile_for
 
 AMPERE, ADA, H200, B200, SPARK = (8, 0), (8, 9), (9, 0), (10, 0), (12, 1)
 CARDS = (AMPERE, ADA, H200, B200, SPARK)
-SHARED_BYTES = {
-    AMPERE: 163 << 10,
-    ADA: 99 << 10,
-    H200: 227 << 10,
-    B200: 227 << 10,
-    SPARK: 99 << 10,
-}
+SHARED_BYTES = {AMPERE: 163 << 10, ADA: 99 << 10, H200: 227 << 10, B200: 227 << 10, SPARK: 99 << 10}
 """Most shared memory one block may have."""
 
 

@@ -141,10 +141,7 @@ def test_the_served_model_is_read_from_the_container_s_command() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
-    [
-        ([], 1, "serves no model"),
-        (["--model", "/nowhere"], 1, "nothing was written"),
-    ],
+    [([], 1, "serves no model"), (["--model", "/nowhere"], 1, "nothing was written")],
 )
 def test_the_command_says_what_it_lacks(
     tmp_path: Path, arguments: list[str], code: int, words: str

@@ -160,10 +160,7 @@ def test_what_is_served_is_tuned(
     command.write_text("\0".join([*words, "--kv-cache-dtype", "turboquant_4bit_nc", ""]))
     monkeypatch.setattr(tune_head, "FIRST_PROCESS", command)
     assert tune_head.main([]) == 0
-    assert searches == [
-        (256, 4096, "int8"),
-        AttentionShape("turboquant_4bit_nc", 16, 2, 128, 1),
-    ]
+    assert searches == [(256, 4096, "int8"), AttentionShape("turboquant_4bit_nc", 16, 2, 128, 1)]
 
 
 def test_a_search_that_fails_keeps_no_other_from_being_done(
