@@ -141,7 +141,7 @@ def switch(
         raise NodeError("nothing is deployed", hint=shlex.join(["sparkdeploy", "up", recipe]))
     served = served_at(name, settings)
     is_cluster = cluster or (bool(served.nodes) and not solo)
-    assignments = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe, solo=solo)
     request = options.requested(recipe, assignments, settings, name=name, cluster=is_cluster)
     request = at_address(request, served, settings)
     if dry_run:

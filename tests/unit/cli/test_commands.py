@@ -6,11 +6,18 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
+from sparkdeploy.cli import deployments
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.serving import ServedDeployment
+from sparkdeploy.deploy.up import Extent, UpOptions
+from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node import facts
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.settings import load_settings
 from tests.fakes.plans import observed, plan
@@ -254,6 +261,60 @@ def test_nonsense_exits_two(run: Run, arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_switch_serves_a_recipe_of_several_nodes_on_one_where_it_is_told_to(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = ServedDeployment("main", "v2", 8123, ("qwen",), nodes=("a", "b"))
+    asked: list[tuple[Request, object, UpOptions]] = []
+    monkeypatch.setattr("sparkdeploy.deploy.nodes.resolve_name_or_none", lambda *_: "main")
+    monkeypatch.setattr("sparkdeploy.deploy.request.served_at", lambda *_: served)
+    monkeypatch.setattr(deployments, "_deploy", lambda *words, **__: asked.append(words))
+    assert run("switch", "qwen3.5-397b-int4").returncode == 0
+    assert run("switch", "qwen3.5-397b-int4", "--solo", "--drop-page-cache").returncode == 0
+    both, alone = (resolve(it, load_settings()).recipe.cluster.least_nodes for it, *_ in asked)
+    assert ([it.cluster for it, *_ in asked], both, alone) == ([True, False], 2, 1)
+    assert [how.drop_page_cache for *_, how in asked] == [False, True]
+
+
+def test_what_is_typed_reaches_up_whole(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        deployments, "_deploy", lambda request, _, how, **more: asked.append((request, how, more))
+    )
+    words = "--port 8123 --max-len 4096 --name x --public --detach --update-image --json --yes"
+    run("up", "v2", *words.split(), "--drop-page-cache", "--allow-unsafe", "--allow-known-bad")
+    sets = ("allow_known_bad=true", "allow_unsafe=true", "serve.port=8123")
+    request = Request("v2", (*sets, "serve.max_model_len=4096"), Deployment("x", is_public=True))
+    how = UpOptions(Extent.DETACH, drop_page_cache=True, update_image=True)
+    assert asked.pop() == (request, how, {"yes": True, "as_json": True})
+    run("up", "v2", "--prepare", "--image-id", "sha256:0")
+    assert asked.pop()[1] == UpOptions(Extent.PREPARE, image_id="sha256:0")
+
+
+def test_what_is_typed_reaches_what_a_command_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, bool]] = []
+
+    def only_asked(*_: object, **more: bool) -> NoReturn:
+        asked.append(more)
+        raise UnhealthyError("no more is done here")
+
+    for place in ("lifecycle.start", "lifecycle.restart", "lifecycle.roll_back", "removal.down"):
+        monkeypatch.setattr(f"sparkdeploy.deploy.{place}", only_asked)
+    monkeypatch.setattr("sparkdeploy.deploy.removal.down_all", only_asked)
+    for command in ("start", "restart", "rollback"):
+        assert run(command, "main", "--drop-page-cache").returncode == 7
+    drops, named = {"drop_page_cache": True}, {"is_named": True}
+    assert asked == [drops, drops, {**drops, "asks": True, **named}]
+    for words in (("rollback", "main"), ("down", "main"), ("down", "--all")):
+        assert run(*words, "--yes").returncode == run(*words).returncode == 7
+    back = {"drop_page_cache": False, **named}
+    assert asked[3:] == [
+        {**more, "asks": asks} for more in (back, named, {}) for asks in (False, True)
+    ]
 
 
 def test_a_cluster_without_nodes_is_refused_and_not_deployed_on_one_node(run: Run) -> None:
