@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sparkdeploy_vllm.guard import processes, supervision
@@ -24,7 +25,7 @@ SLEEPS = "exec sleep 60"
 CRASHES = "while [ ! -e ticked ]; do sleep 0.01; done; exit 7"
 ENDS_WITH_0 = "exit 0"
 ENDS_WELL = "trap 'exit 0' TERM INT HUP; touch ready; while :; do sleep 0.01; done"
-IGNORES = "trap '' TERM INT HUP; touch ready; while :; do sleep 0.01; done"
+IGNORES = "trap '' TERM INT HUP; touch ready; exec sleep 60"
 COUNTS = (
     "trap 'n=$((n+1)); touch heard' TERM INT HUP; touch ready;"
     "while [ ! -e twice ]; do sleep 0.01; done; sleep 0.1; exit $((n+20))"
@@ -182,6 +183,11 @@ def no_signal(world: World) -> str:
     return CRASHES
 
 
+def no_signal_and_idle_and_the_stop_is_ignored(world: World) -> str:
+    world.is_healthy = True
+    return IGNORES
+
+
 def no_signal_and_one_outlives_sigkill(world: World) -> str:
     world.is_healthy = True
     processes.KILL_TIMEOUT_S = 0.05
@@ -214,6 +220,7 @@ PHASES = (
 )
 WITHOUT_SIGNAL = (
     no_signal,
+    no_signal_and_idle_and_the_stop_is_ignored,
     no_signal_and_one_outlives_sigkill,
     no_signal_and_one_outlives_a_memory_trip,
 )
@@ -228,12 +235,15 @@ def guard(phase: Phase, number: int) -> int:
     seams.report = world.report
     after("start", world.count)
     script = phase(world)
+    is_idle = phase is no_signal_and_idle_and_the_stop_is_ignored
+    idle: Any = SimpleNamespace(tick=lambda _now_s: 9.0 if Path("ready").exists() else None)
     orders = Orders(
         argv=("sh", "-c", script),
         env=dict(os.environ),
         memory_floor_bytes=GIB,
-        grace_s=0.2 if phase is running_and_ignored else 20.0,
+        grace_s=0.2 if is_idle or phase is running_and_ignored else 20.0,
         max_restarts=2,
+        idle=(lambda: idle) if is_idle else None,
     )
     surroundings: Any = world
     quiet = supervision.KernelLog(Path("/dev/null"))

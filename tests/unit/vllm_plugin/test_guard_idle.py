@@ -40,6 +40,13 @@ def test_a_machine_that_slept_was_not_idle_meanwhile() -> None:
     assert idleness.see(36_000.0, {"0": work()}) == LONGEST_STEP_S
 
 
+def test_of_what_is_written_one_token_may_be_the_guards_own() -> None:
+    idleness = Idleness()
+    idleness.see(0.0, {"0": work(tokens=5)})
+    assert idleness.see(LOOK_S, {"0": work(tokens=6)}, own_tokens=1) == LOOK_S
+    assert idleness.see(2 * LOOK_S, {"0": work(tokens=8)}, own_tokens=1) == 0.0
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 2), st.floats(0.1, 30.0)),

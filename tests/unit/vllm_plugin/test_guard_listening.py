@@ -55,16 +55,21 @@ def test_a_server_that_somebody_else_started_is_not() -> None:
         assert not looked_at(another.getsockname()[1])
 
 
-@pytest.mark.parametrize(("uid", "is_own"), [(os.getuid(), True), (os.getuid() + 1, False)])
+@pytest.mark.parametrize(
+    ("uid", "accepted_by", "is_own"), [(0, 0, True), (1, 0, False), (0, 1, False)]
+)
 def test_where_its_processes_may_not_be_read_the_user_decides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, is_own: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, accepted_by: int, is_own: bool
 ) -> None:
     def unreadable(_pid: int) -> set[bytes]:
         raise PermissionError
 
     monkeypatch.setattr(listening, "_socket_inodes", unreadable)
     with child() as port, socket.create_connection(("127.0.0.1", port)) as connection:
-        line = f"0: 0100007F:{port:04X} 00000000:0000 0A 0:0 0:0 0 {uid} 0 77 1\n"
+        here, there = f"0100007F:{connection.getsockname()[1]:04X}", f"0100007F:{port:04X}"
+        own = os.getuid()
+        line = f"0: {there} 00000000:0000 0A 0:0 0:0 0 {own + uid} 0 77 1\n"
+        line += f"1: {there} {here} 01 0:0 0:0 0 {own + accepted_by} 0 78 1\n"
         table = tmp_path / "tcp"
         table.write_text(TABLE + line)
         monkeypatch.setattr(listening, "TABLES", (table,))
@@ -114,6 +119,21 @@ def test_a_port_where_nobody_listens_is_given_up() -> None:
         request.tick(0.0)
         request.tick(0.1)
         assert not request.is_waiting
+
+
+def test_a_second_answer_has_nothing_of_the_first() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = question(f"http://127.0.0.1:{server.getsockname()[1]}/health")
+        for at_s, status in ((0.0, b"503"), (10.0, b"200")):
+            asked.tick(at_s)
+            accepted, _ = server.accept()
+            with accepted:
+                asked.tick(at_s)
+                accepted.recv(65_536)
+                accepted.sendall(b"HTTP/1.1 %s it\r\n\r\n" % status)
+            while (reply := asked.tick(at_s)) is None:
+                assert asked.is_waiting
+            assert reply.status == status
 
 
 def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up() -> None:

@@ -34,6 +34,7 @@ EXPECTED: dict[str, Outcome] = {
 }
 EXPECTED_WITHOUT_SIGNAL: dict[str, Outcome] = {
     "no_signal": (7, 3, ["restart", "restart"]),
+    "no_signal_and_idle_and_the_stop_is_ignored": (88, 1, ["idle", "grace_over"]),
     "no_signal_and_one_outlives_sigkill": (7, 1, ["still_there"]),
     "no_signal_and_one_outlives_a_memory_trip": (86, 1, ["memory_floor", "still_there"]),
 }

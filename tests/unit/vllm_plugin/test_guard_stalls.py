@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sparkdeploy_vllm.guard.asking import Reply
@@ -17,6 +18,7 @@ from sparkdeploy_vllm.guard.stalling import (
     read_counters,
     stall_watch,
 )
+from sparkdeploy_vllm.guard.supervision import _orders, _parser
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish, wait_for
 
@@ -64,7 +66,11 @@ def test_a_page_without_vllm_s_counters_has_no_engine() -> None:
 def test_one_hung_engine_of_two_is_named() -> None:
     stillness = Stillness(20.0)
     said = [
-        stillness.see(number * LOOK_S, {"0": counters(tokens=number + 1), "1": counters()})
+        # The second compiles kernels for its first request.
+        stillness.see(
+            number * LOOK_S,
+            {"0": counters(tokens=number + 1), "2": counters(tokens=0), "1": counters()},
+        )
         for number in range(7)
     ]
     assert said == [None] * 5 + ["1"] * 2
@@ -113,12 +119,22 @@ def test_no_canary_beside_real_requests() -> None:
     assert ask.asked == 0
 
 
-def test_the_key_is_sent_to_the_metrics_and_a_canary_is_off_unless_asked_for() -> None:
-    plain = stall_watch("http://127.0.0.1:8000", "secret", 120.0, canary_model="")
-    assert b"\r\nAuthorization: Bearer secret\r\n" in plain.metrics.request
-    assert plain.canary is None
-    canary = stall_watch("http://127.0.0.1:8000", "", 120.0, canary_model="m").canary
+def test_the_guards_options_reach_its_watches() -> None:
+    words = ["--health-url", "http://127.0.0.1:8000/health", "--stall-s", "120"]
+    words += ["--canary-model", "m", "--canary-s", "600", "--idle-stop-s", "900", "--", "vllm"]
+    env = {"VLLM_API_KEY": "secret"}
+    orders = _orders(_parser().parse_args(words), env)
+    assert env["PYTHONFAULTHANDLER"] == "1"
+    assert orders.idle is not None
+    assert orders.stalls is not None
+    idle, stalls = orders.idle(), orders.stalls()
+    canary = stalls.canary
     assert canary is not None
+    for asked in (idle.metrics, stalls.metrics, canary.ask):
+        assert b"\r\nAuthorization: Bearer secret\r\n" in asked.request
+    assert (idle.stop_after_s, stalls.stillness.stall_s) == (900, 120)
+    assert (canary.after_idle_s, canary.ask.answer_timeout_s) == (600, 120)
+    assert stall_watch("http://127.0.0.1:8000", "", 120.0, canary_model="").canary is None
     assert canary.ask.request.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert canary.ask.request.endswith(b'{"model": "m", "prompt": "a", "max_tokens": 1}')
 
@@ -238,6 +254,18 @@ def test_a_client_that_only_holds_a_connection_open_is_asked_about_once() -> Non
     ask = Mute(answer_at_s=2.0)
     assert said_by(watch(ask, frozenset({PEER}))) == []
     assert ask.asked == 1
+
+
+def test_a_canary_behind_requests_that_move_says_nothing() -> None:
+    ask = Mute()
+    watched = watch(ask, frozenset({PEER}))
+    assert said_by(watched, int(STALL_S) + 2) == []
+    assert ask.asked == 1
+    page: Any = watched.metrics
+    for now in range(int(STALL_S) + 2, 600):
+        tokens = b"vllm:num_requests_running 1\nvllm:generation_tokens_total %d\n" % now
+        page.reply = Reply(b"200", tokens)
+        assert watched.tick(float(now)) is None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

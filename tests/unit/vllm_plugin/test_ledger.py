@@ -67,6 +67,9 @@ def test_a_model_without_any_hooked_layer_is_compared_once_its_weights_are_there
     said: list[str] = []
     with pytest.raises(ConversionMismatchError, match="expects 12 FP8 layers, 0 were"):
         ledger.weights_there(announce=said.append)
+    headless = ConversionLedger(expected_fp8_modules=0, head_wanted="int8")
+    with pytest.raises(ConversionMismatchError, match="asks for an INT8 LM head"):
+        headless.weights_there(announce=said.append)
 
 
 def test_a_draft_model_finds_no_layer_that_was_never_converted() -> None:

@@ -27,6 +27,7 @@ def waited(counts: list[int], wanted: int) -> tuple[int, float]:
 
 def test_it_goes_on_as_soon_as_all_nodes_are_there() -> None:
     assert waited([1, 1, 2], 2) == (2, 2 * ray_head.POLL_S)
+    assert waited([1], 2) == (1, 10), "nor does it wait without end"
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import ast
 import shutil
 from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sparkdeploy_vllm
+from sparkdeploy_vllm.check import selfcheck
 from sparkdeploy_vllm.check.selfcheck import (
     STAND_INS,
     TOUCHED,
@@ -208,6 +210,18 @@ def test_what_the_turboquant_back_end_imports_of_vllm_is_looked_at() -> None:
     looked_at |= {api.module for api in TOUCHED}
     assert len(imported) > 3
     assert imported - looked_at == set()
+
+
+@pytest.mark.parametrize(("required", "code"), [(True, 1), (False, 0)])
+def test_only_a_required_hook_that_does_not_fit_ends_the_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, required: bool, code: int
+) -> None:
+    spec = SimpleNamespace(origin=str(tmp_path / "vllm" / "__init__.py"))
+    findings = [HookFinding("it", "does not exist", required), HookFinding("other", "")]
+    monkeypatch.setattr(selfcheck, "find_spec", lambda _name: spec)
+    monkeypatch.setattr(selfcheck, "check", lambda *_, **__: list(findings))
+    monkeypatch.setattr(selfcheck, "_entry_point_finding", lambda: HookFinding("point", ""))
+    assert selfcheck.main([]) == code
 
 
 def test_both_entry_points_are_found_beside_the_package(tmp_path: Path) -> None:
