@@ -66,6 +66,7 @@ class ModelHandler(Handler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.send_header("X-Own", "kept")
+        self.send_header("Set-Cookie", "a=b")
         self.end_headers()
         try:
             for number in range(body.get("n", 3)):
@@ -114,9 +115,11 @@ class ScriptedDeployments:
         self.may_start = threading.Event()
         self.may_start.set()
         self.docker_answers = True
+        self.looks = 0
         self.keys: dict[str, str] = {}
 
     def look(self, *, with_figures: bool = False) -> StackLook:
+        self.looks += 1
         if not self.docker_answers:
             raise NodeError("docker does not answer")
         models = {name: self._look_at(name) for name in ("a", "b", "c")}

@@ -56,11 +56,11 @@ def test_another_users_file_and_what_is_no_file_are_refused(
         with pytest.raises(RecipeError):
             read_keys(path)
     keys.write_text(KEY)
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    if own != 0:
-        with pytest.raises(RecipeError, match="another user's"):
-            read_keys(keys)
+    owner = os.geteuid() or 4711
+    os.chown(keys, owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(RecipeError, match="another user's"):
+        read_keys(keys)
 
 
 def test_errors_have_the_shape_that_clients_read() -> None:

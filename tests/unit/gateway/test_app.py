@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from sparkdeploy.gateway import app, proxy
+from sparkdeploy.gateway import app, proxy, turns
 from sparkdeploy.node.node import in_background
 from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, keys_in, stack_of
 
@@ -61,12 +61,13 @@ def test_a_body_changes_where_a_name_is_another(
 ) -> None:
     body = b'{"x": 1e400,  "model" : "a-cold", "temperature":0.5, "z": "\\ud800"}'
     headers = {"Content-Type": "application/json", "X-Api-Key": "no", "Cookie": "a=b"}
+    headers |= {"X-Forwarded-For": "10.1.1.1", "Forwarded": "for=10.1.1.1", "Referer": "http://x"}
     assert client.post(f"{CHAT}?q=1", content=body, headers=headers).status_code == 200
     ((path, sent, raw),) = deployments.servers["a"].asked
     assert path == f"{CHAT}?q=1"
     added = {"chat_template_kwargs": {"enable_thinking": False}}
     assert json.loads(raw) == {**json.loads(body), **added, "model": "served-a"}
-    assert not {"x-api-key", "cookie", "authorization"} & sent.keys()
+    assert not {"authorization", *(it.lower() for it in [*headers][1:])} & sent.keys()
 
 
 def test_a_form_changes_where_the_name_stands(
@@ -145,6 +146,7 @@ def test_a_route_that_a_model_does_not_answer_is_refused_with_those_it_does(
 def test_a_stream_comes_as_it_is(client: httpx2.Client) -> None:
     answer = ask(client, "a", stream=True)
     assert answer.headers["x-own"] == "kept"
+    assert "set-cookie" not in answer.headers
     assert answer.text.endswith("data: [DONE]\n\n")
     assert answer.text.count('"model": "a"') == 3
 
@@ -251,6 +253,7 @@ def test_a_death_in_an_answer_that_is_no_stream_is_an_error(
     client: httpx2.Client, deployments: ScriptedDeployments
 ) -> None:
     assert ask(client, "a", fail=418).json() == {"error": {"message": "no"}}
+    assert ask(client, "a", fail=302).status_code == 502
     server = deployments.servers["a"]
     server.go_on.clear()
     with ThreadPoolExecutor() as pool:
@@ -406,6 +409,7 @@ def test_what_took_a_servers_port_is_sent_nothing(
     deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "SOCKETS_COUNT_S", 0)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     deployments.keys["b"] = "own"
     deployments.serve("b")
     with gateway(stack_of(), deployments) as client:
@@ -460,7 +464,29 @@ def test_a_gateway_that_starts_finds_what_runs(deployments: ScriptedDeployments)
         assert ask(client, "b").json()["model"] == "b"
         assert deployments.starts == []
         assert threading.active_count() < 40
-    json.dumps(deployments.stops)
+
+
+def test_what_is_always_kept_starts_by_itself_also_after_its_death_and_not_after_a_stop(
+    deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "LOOK_EVERY_S", 0.02)
+    first, *others = stack_of().models
+    models = (first.model_copy(update={"keep": "always"}), *others)
+    with gateway(stack_of(models=models), deployments) as client:
+
+        def state() -> Any:
+            return client.get("/gateway/state").json()["models"][0]["state"]
+
+        until(lambda: state() == "ready")
+        deployments.end("a", cause="the GPU ran out of memory")
+        until(lambda: deployments.starts == ["a", "a"])
+        until(lambda: state() == "ready")
+        client.post("/gateway/models/a/stop", headers={"X-Sparkdeploy": "1"})
+        until(lambda: state() == "stopped")
+        looks = deployments.looks
+        until(lambda: deployments.looks > looks + 2)
+        assert state() == "stopped"
+    assert deployments.starts == ["a", "a"]
 
 
 @pytest.mark.parametrize(

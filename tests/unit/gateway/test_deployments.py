@@ -142,6 +142,10 @@ def test_a_start_waits_for_memory_that_a_stop_gives_back(
     found.stop(MODEL)
     assert found.start(MODEL).base_url == server.url
     assert tries == ["main"] * 3
+    tries.clear()
+    monkeypatch.setattr(deployments, "MEMORY_RETURNS_S", -1)
+    with pytest.raises(NodeError):
+        found.start(MODEL)
 
 
 def test_a_start_that_leaves_no_server_has_failed(

@@ -13,7 +13,13 @@ import pytest
 from sparkdeploy.atomic_files import write_private
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy.up import Extent, Outcome
-from sparkdeploy.errors import CheckpointError, ConsentNeededError, NodeError, RecipeError
+from sparkdeploy.errors import (
+    CheckpointError,
+    ConsentNeededError,
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+)
 from sparkdeploy.gateway import deployments, plans
 from sparkdeploy.gateway.deployments import start_model, up_stack
 from sparkdeploy.gateway.plans import StackPlan, requests_of
@@ -288,13 +294,16 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, Extent]] = []
         self.stopped: list[str] = []
+        self.drops_page_cache = False
         self.running: set[str] = set()
         monkeypatch.setattr(deployments, "up", self.up)
         monkeypatch.setattr(deployments, "stop", self.stopped.append)
         monkeypatch.setattr(deployments, "running_models", lambda _plan, _settings: self.running)
 
     def up(self, _resolved: Any, request: Any, _settings: Any, **how: Any) -> Outcome:
-        self.asked.append((request.deployment.name, how["options"].extent))
+        options = how["options"]
+        self.asked.append((request.deployment.name, options.extent))
+        self.drops_page_cache = options.drop_page_cache
         how["confirm"]("replace?")
         return Outcome(None, changed=True)  # type: ignore[arg-type]
 
@@ -310,7 +319,8 @@ def test_all_is_prepared_before_anything_starts_and_only_the_always_kept_start(
         questions.append(question)
         return True
 
-    done = up_stack(plan, load_settings(), confirm=confirm)
+    done = up_stack(plan, load_settings(), confirm=confirm, drop_page_cache=True)
+    assert recorder.drops_page_cache
     names = ("prose", "coder", "embed")
     assert recorder.asked == [
         *((name, Extent.PREPARE) for name in names),
@@ -321,6 +331,7 @@ def test_all_is_prepared_before_anything_starts_and_only_the_always_kept_start(
     assert len(questions) == 3
     assert questions[0].startswith("Download Intel/")
     assert "(169.1 GB)" in questions[0]
+    assert up_stack(plan, load_settings(), confirm=confirm, starts=False).started == {}
 
 
 def test_nothing_is_fetched_without_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +349,9 @@ def test_what_is_in_the_way_of_an_always_kept_model_is_stopped_with_consent(
     plan = planned(tmp_path, HEAD + PROSE % IDLE + CODER % ALWAYS)
     recorder = Recorder(monkeypatch)
     recorder.running = {"prose"}
+    with pytest.raises(SparkdeployError, match="coder was not started"):
+        up_stack(plan, load_settings(), confirm=lambda question: question.startswith("Download"))
+    assert recorder.stopped == []
     questions: list[str] = []
 
     def confirm(question: str) -> bool:

@@ -17,6 +17,7 @@ from sparkdeploy.gateway.scheduler import (
     BACK_OFF_S,
     LONGEST_BACK_OFF_S,
     LONGEST_START_S,
+    STOP_S,
     Act,
     Instruction,
     ModelPhase,
@@ -197,6 +198,8 @@ def ready(scheduler: Scheduler, model: str, now_s: float) -> None:
 def test_two_models_wanted_in_turns_stay_and_serve_in_batches() -> None:
     scheduler = scheduler_of("idle", "idle")
     ready(scheduler, "a", 0)
+    scheduler.states["b"].start_s = 30.0
+    assert scheduler.wait_s("b", 1) == STAY_S - 1 + STOP_S + 30
     scheduler.arrive(1, "b", 1)
     scheduler.arrive(2, "a", 2)
     assert acts(scheduler.decide(2)) == [(Act.SEND, "a", 2)]
@@ -262,6 +265,9 @@ def test_a_failed_start_is_refused_with_its_cause_and_tried_again_later() -> Non
     for _ in range(2000):
         scheduler.start_failed("a", "no GPU", 50)
     assert scheduler.states["a"].back_off_left_s(50) == LONGEST_BACK_OFF_S
+    scheduler.started("a", 5, 60)
+    scheduler.start_failed("a", "no GPU", 70)
+    assert scheduler.states["a"].back_off_left_s(70) == BACK_OFF_S
 
 
 def test_a_request_without_patience_has_the_model_started_all_the_same() -> None:
@@ -271,6 +277,8 @@ def test_a_request_without_patience_has_the_model_started_all_the_same() -> None
     refusal, start = scheduler.decide(0)
     assert (refusal.act, refusal.retry_after_s) == (Act.REFUSE, 780.0)
     assert start == Instruction(Act.START, "a")
+    scheduler.arrive(2, "a", 180, patience_s=600)
+    assert scheduler.decide(180) == [], "who comes later waits for what is left of the start"
 
 
 def test_what_is_always_kept_is_never_stopped() -> None:
@@ -291,6 +299,18 @@ def test_a_model_for_requests_alone_goes_after_the_last_one() -> None:
     assert scheduler.decide(STAY_S + 1) == []
     scheduler.leave(1, "a", STAY_S + 2)
     assert acts(scheduler.decide(STAY_S + 2)) == [(Act.STOP, "a", 0)]
+
+
+def test_an_idle_model_stops_so_long_after_its_last_request() -> None:
+    models = [model("a", "idle", 300)]
+    scheduler = Scheduler(models, fit_of(models, (1,)), smallest_stay_s=STAY_S)
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 200)
+    scheduler.decide(200)
+    scheduler.leave(1, "a", 250)
+    assert scheduler.next_change_s(250) == 550
+    assert scheduler.decide(549) == []
+    assert acts(scheduler.decide(550)) == [(Act.STOP, "a", 0)]
 
 
 def test_what_others_do_is_seen() -> None:

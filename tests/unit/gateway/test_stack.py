@@ -260,6 +260,6 @@ def test_a_recipe_of_the_stack_is_looked_up_beside_it(
     monkeypatch.chdir(tmp_path)
     found = load_stack((tmp_path / "below" / "home.yaml").relative_to(tmp_path), load_settings())
     assert [it.recipe for it in found.models] == [
-        *("v2", f"{tmp_path}/below/below/x", f"{tmp_path}/y.yml"),
+        *("v2", f"{tmp_path}/below/below/x", f"{tmp_path}/y.yml")
     ]
     assert found.path == tmp_path / "below" / "home.yaml"
