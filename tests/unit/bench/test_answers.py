@@ -36,7 +36,6 @@ def test_with_usage_at_the_end_alone_chunks_share_the_tokens() -> None:
             event(usage=(9, 5), choices=False) + DONE,
         )
     )
-
     assert answer.counting is Counting.USAGE
     assert [item.tokens for item in answer.tokens] == [2.5, 2.5]
     assert answer.completion_tokens == 5
@@ -46,21 +45,18 @@ def test_token_ids_that_contradict_usage_are_not_believed() -> None:
     answer = read_answer(
         exchange(event(ids=[1], text="a"), event(usage=(9, 4), choices=False) + DONE)
     )
-
     assert answer.counting is Counting.USAGE
     assert answer.completion_tokens == 4
 
 
 def test_chunks_without_any_count_are_not_counted() -> None:
     answer = read_answer(exchange(event(text="a"), event(text="b"), DONE))
-
     assert answer.failure is not None
     assert answer.failure.kind is FailureKind.UNCOUNTED
 
 
 def test_a_stream_without_done_that_says_why_it_stopped_is_whole() -> None:
     stream = STREAM.removesuffix(DONE)
-
     assert read_answer(exchange(stream)).completion_tokens == 6
 
 
@@ -73,7 +69,6 @@ def test_a_stream_without_done_that_says_why_it_stopped_is_whole() -> None:
 )
 def test_json_of_another_shape_is_malformed(data: str) -> None:
     answer = read_answer(exchange(f"data: {data}\n\n".encode() + DONE))
-
     assert answer.failure is not None
     assert answer.failure.kind is FailureKind.MALFORMED
 
@@ -81,5 +76,4 @@ def test_json_of_another_shape_is_malformed(data: str) -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_reader(noise: bytes) -> None:
     answer = read_answer(exchange(noise))
-
     assert answer.failure is not None or answer.completion_tokens > 0

@@ -33,11 +33,15 @@ def records(tmp_path: Path) -> list[dict[str, Any]]:
 def test_any_endpoint_is_measured_by_its_url_and_kept(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
-    done = bench("--url", engine.url + "/v1/", "--rounds", "2", "--save", "first")
-
+    (tmp_path / "key").write_text("a-key\n")
+    asked = ("--model", "mine", "--key-file", str(tmp_path / "key"))
+    done = bench("--url", engine.url + "/v1/", *asked, "--rounds", "2", "--save", "first")
     assert done.returncode == 0, done.stderr
     assert "suite five: 2 rounds" in done.stdout
+    assert {head["Authorization"] for head in engine.heads} == {"Bearer a-key"}
+    assert {body["model"] for body in engine.asked} == {"mine"}
     (record,) = records(tmp_path)
+    assert "a-key" not in json.dumps(record)
     assert record["label"] == "first"
     assert record["origin"]["url"] == engine.url
     assert record["origin"]["engine"]["version"] == "0.0-fake"
@@ -60,7 +64,6 @@ def test_agents_converse_turn_by_turn_and_a_round_begins_a_new_task(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
     done = bench("--url", engine.url, "--suite", "agents", "--rounds", "1")
-
     assert done.returncode == 0, done.stderr
     assert "turn 6, 4 at once" in done.stdout
     cells = records(tmp_path)[0]["suites"][0]["cells"]
@@ -85,7 +88,6 @@ def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
         *("--url", engine.url, "--suite", "sweep", "--rounds", "1"),
         *("--concurrency", "1,3", "--context", "1K,4K,16K"),
     )
-
     assert done.returncode == 0, done.stderr
     assert any(body["max_tokens"] == 1 for body in engine.asked) is not has_tokenize
     assert "context 16384 left out: the model serves up to 8192 tokens" in done.stdout
@@ -103,7 +105,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_measured(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     done = bench("--url", engine.url, "--suite", "five", "--suite", *more)
-
     assert done.returncode == 2
     assert engine.asked == []
     assert records(tmp_path) == []
@@ -113,12 +114,10 @@ def test_a_length_that_the_server_refuses_takes_no_shorter_one_with_it(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
     engine.refuse = lambda body: "too long" if len(str(body["messages"])) > 6000 else None
-
     done = bench(
         *("--url", engine.url, "--suite", "sweep", "--rounds", "1"),
         *("--concurrency", "1", "--context", "300,8K"),
     )
-
     assert done.returncode == 8
     assert "too long" in done.stderr
     (short, long) = records(tmp_path)[0]["suites"][0]["cells"]
@@ -131,9 +130,7 @@ def test_a_server_that_knows_no_extensions_is_measured_by_its_usage(
 ) -> None:
     engine.refuse = lambda body: "unknown field" if "return_token_ids" in body else None
     engine.has_metrics = False
-
     done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
-
     assert done.returncode == 0, done.stderr
     cell = records(tmp_path)[0]["suites"][0]["cells"][0]
     assert cell["samples"][0]["counting"] == "usage at the end"
@@ -145,7 +142,6 @@ def test_a_gate_ends_with_eight_below_its_floor_and_keeps_the_run(
 ) -> None:
     assert bench("--url", engine.url, "--rounds", "1", "--floor", "0.001").returncode == 0
     done = bench("--url", engine.url, "--rounds", "1", "--floor", "1e12")
-
     assert done.returncode == 8
     assert "is below the floor of 1e+12 (--floor)" in done.stderr
     assert len(records(tmp_path)) >= 1
@@ -162,9 +158,7 @@ def test_an_interrupted_run_keeps_what_was_measured(
             os.kill(os.getpid(), signal.SIGINT)
 
     engine.before = interrupt
-
     done = bench("--url", engine.url, "--suite", "decode", "--rounds", "5")
-
     assert done.returncode == 130, done.stderr
     (record,) = records(tmp_path)
     (suite,) = record["suites"]
@@ -187,9 +181,7 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_there_is(
 
     engine.before = die
     engine.handle_error = lambda *_: None  # type: ignore[method-assign]
-
     done = bench("--url", engine.url, "--suite", "decode", "--rounds", "3")
-
     assert done.returncode == 8
     assert "the server no longer answers" in done.stderr
     (record,) = records(tmp_path)
@@ -206,9 +198,7 @@ def test_each_suite_is_kept_when_it_ends(
             kept.append([suite["name"] for suite in records(tmp_path)[0]["suites"]])
 
     engine.before = look
-
     bench("--url", engine.url, "--suite", "decode,sweep", "--rounds", "1", "--context", "1K")
-
     assert kept[0] == ["decode"]
 
 
@@ -217,9 +207,7 @@ def test_a_file_that_exists_is_left_alone(
 ) -> None:
     file = tmp_path / "mine.json"
     file.write_text("{}")
-
     done = bench("--url", engine.url, "--suite", "decode", "--save", str(file))
-
     assert done.returncode == 2
     assert f"{file} exists" in done.stderr
     assert file.read_text() == "{}"
@@ -236,10 +224,8 @@ def test_a_label_names_its_newest_whole_run(
     broken["suites"] = [{**suite, "is_complete": False} for suite in whole["suites"]]
     (path.parent / "99991231T000000Z-v2-decode.json").write_text(json.dumps(broken))
     page = tmp_path / "page.html"
-
     shown = bench("show", "v2")
     bench("report", "-o", str(page))
-
     assert whole["run_id"] in shown.stdout
     assert whole["run_id"] in page.read_text()
     assert "99991231" not in page.read_text()
@@ -250,9 +236,7 @@ def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     bench: Callable[..., Done], engine: FakeEngine
 ) -> None:
     engine.tells_usage = False
-
     done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
-
     assert done.returncode == 8
     assert "stream_options: {include_usage: true}" in done.stderr
     assert {body["max_tokens"] for body in engine.asked} == {2}
@@ -264,7 +248,6 @@ def test_runs_are_listed_shown_and_compared(
     file = tmp_path / "other.json"
     bench("--url", engine.url, "--rounds", "2", "--save", "mine")
     bench("--url", engine.url, "--rounds", "2", "--save", str(file))
-
     (listed,) = json.loads(bench("ls", "--json").stdout)
     assert listed["label"] == "mine"
     assert "mine" in bench("ls").stdout
@@ -284,9 +267,7 @@ def test_a_pair_is_measured_in_turns_and_compared(
 ) -> None:
     # The same server by two addresses.
     sides = engine.url, engine.url.replace("127.0.0.1", "localhost")
-
     done = bench("pair", *sides, "--suite", "decode", "--rounds", "1", "--runs", "3")
-
     assert done.returncode == 0, done.stderr
     kept = sorted(records(tmp_path), key=lambda record: record["started_at"])
     assert sorted(record["label"] for record in kept) == sorted(sides * 3)
@@ -313,6 +294,5 @@ def test_mistakes_are_named(
     bench: Callable[..., Done], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     done = bench(*arguments)
-
     assert done.returncode == code
     assert words in done.stderr

@@ -99,14 +99,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talking_engine: Talking
 def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(lab: Lab) -> None:
     lab.serve("mtp-1", COLOUR=PLANTED["variable"])
     before = lab.served()
-
     lab.env["KILL_IN"] = "v2"
     assert lab.broken_off(signal.SIGKILL, "stream").returncode == -signal.SIGKILL
     assert lab.run(*ARGUMENTS).returncode == -signal.SIGKILL  # in the `up` of v2
     assert lab.served() != before
     assert lab.broken_off(signal.SIGINT, "tools").returncode == 130
     done = lab.run("bench", "campaign", "--resume", "--yes")
-
     assert done.returncode == 0, done.stderr
     assert lab.log == ["up mtp-1", *["up baseline"] * 2, *["up v2"] * 3, "up mtp-1"]
     assert lab.served() == before
@@ -135,9 +133,7 @@ def test_a_recipe_that_does_not_start_is_told_without_secrets_and_the_next_is_me
     lab: Lab,
 ) -> None:
     lab.env["FAIL"] = "baseline"
-
     done = lab.run(*ARGUMENTS)
-
     assert done.returncode == 8
     assert "1 of 2 recipes did not get through; baseline: up: baseline never" in done.stderr
     assert lab.log == ["up baseline", "up v2", "down"]
@@ -158,9 +154,7 @@ def test_stopped_it_puts_back_and_says_what_was_not_run(lab: Lab) -> None:
     broken = lab.broken_off(signal.SIGINT, "stream")
     assert broken.returncode == 130
     assert "`sparkdeploy bench campaign --stop` ends it" in broken.stderr
-
     stopped = lab.run("bench", "campaign", "--stop", "--yes")
-
     assert stopped.returncode == 0, stopped.stderr
     assert lab.log == ["up baseline", "down"]
     assert lab.served() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sparkdeploy.bench.campaign.folder import (
 )
 from sparkdeploy.bench.campaign.run import note_before, restored
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import BenchError, NodeError, RecipeError
+from sparkdeploy.errors import BenchError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
@@ -67,9 +68,7 @@ def test_it_is_the_recipe_of_its_name_with_what_was_set(
 ) -> None:
     sets = ("serve.port=8123", f"serve.env.COLOUR={SECRET}", "serve.reasoning_parser=null")
     serving(monkeypatch, *sets)
-
     resolved, request = again(tmp_path)
-
     assert resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
     assert request.recipe == "v2"
     assert request.deployment.is_public
@@ -91,9 +90,7 @@ def test_a_recipe_that_is_another_by_now_comes_back_by_its_values(
     serving(monkeypatch, f"serve.env.COLOUR={SECRET}", recipe="mine")
     before = resolve(Request("mine", (f"serve.env.COLOUR={SECRET}",)), load_settings()).recipe
     (own / "mine.yaml").unlink()
-
     found = again(tmp_path)[0].recipe
-
     kept = {"extends", "allow_unsafe"}
     assert found.model_dump(exclude=kept) == before.model_dump(exclude=kept)
 
@@ -119,7 +116,6 @@ def test_a_recipe_that_cannot_be_read_again_is_refused_and_no_file_of_it_stays(
     (own / "engines" / "lost.yaml").write_text(engine.replace("name: cpu-0.32", "name: lost"))
     serving(monkeypatch, "engine=lost", "serve.attention_backend=null")
     (own / "engines" / "lost.yaml").unlink()
-
     with pytest.raises(RecipeError, match="mistake"):
         again(tmp_path)
     assert not (tmp_path / stage.FILE).exists()
@@ -146,6 +142,19 @@ def test_a_campaign_is_read_as_it_was_written_and_a_damaged_one_refused(tmp_path
     file.write_text(re.sub(r'"schema": 1\b', '"schema": 2', text))
     with pytest.raises(BenchError, match="has schema 2"):
         unfinished(tmp_path)
+
+
+def test_one_that_was_left_asks_again_before_it_replaces_anything_and_two_never_run(
+    tmp_path: Path,
+) -> None:
+    settings = replace(load_settings(), state_dir=tmp_path)
+    campaign = begun(tmp_path, "a", None)
+    campaign.mark(stage.HAS_SERVED)
+    with pytest.raises(SparkdeployError, match="left as it is"):
+        stage.run_campaign(None, settings, lambda _question: False)
+    with stage.alone(settings), pytest.raises(BenchError, match="is running already"):
+        stage.run_campaign(None, settings, lambda _question: True)
+    assert unfinished(tmp_path) == campaign
 
 
 def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:

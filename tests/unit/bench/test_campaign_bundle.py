@@ -112,9 +112,7 @@ def test_what_this_machine_knows_is_taken_out(
     recipe = PlannedRecipe("v2", "v2", "", (*StepKind,))
     sets = (f"serve.env.COLOUR={PLANTED['variable']}", "serve.env.VLLM_LOGGING_LEVEL=DEBUG")
     campaign = Campaign(tmp_path / "c", CampaignPlan("s", "main", (recipe,), sets))
-
     private = private_of(campaign, settings)
-
     said = private.without(
         [*PLANTED.values(), f"{HOME}/x", "n-two peer-two", str(tmp_path / "state")]
     )

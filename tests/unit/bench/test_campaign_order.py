@@ -106,7 +106,6 @@ def test_whatever_kills_it_each_step_ends_once_and_putting_back_is_last(
                 break
             with contextlib.suppress(KilledError, BenchError):
                 stage.run_campaign(None, settings, lambda _question: True)
-
         assert unfinished(settings.state_dir) is None
         assert not list(campaign.pending())
         assert not list(campaign.path.glob("before*"))

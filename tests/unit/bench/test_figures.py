@@ -32,7 +32,6 @@ def test_t_is_that_of_the_tables(degrees: int, t: float) -> None:
 @given(st.lists(VALUES, min_size=2, max_size=30))
 def test_the_interval_stands_around_the_mean(values: list[float]) -> None:
     found = summarise(values)
-
     assert found is not None
     assert found.low95 is not None
     assert found.high95 is not None
@@ -42,7 +41,6 @@ def test_the_interval_stands_around_the_mean(values: list[float]) -> None:
 
 def test_published_rounds_give_the_published_interval() -> None:
     found = summarise([51.3, 51.9, 51.2])
-
     assert found is not None
     assert found.mean == pytest.approx(51.4667, abs=1e-4)
     assert found.median == pytest.approx(51.3)
@@ -56,9 +54,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12)
 @given(SPANS)
 def test_a_moment_covered_twice_counts_once(pairs: list[tuple[int, int]]) -> None:
     spans = [(min(pair), max(pair)) for pair in pairs]
-
     seconds = {second for start, end in spans for second in range(start, end)}
-
     assert covered_s([(float(start), float(end)) for start, end in spans]) == len(seconds)
 
 

@@ -23,7 +23,7 @@ from sparkdeploy.bench.load import (
     texts_of,
 )
 from sparkdeploy.bench.measure import MeasuredServer
-from sparkdeploy.bench.record import LoadResult, SuiteResult
+from sparkdeploy.bench.record import Latency, LoadResult, Quantiles, SuiteResult
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import UsageSupport
 from sparkdeploy.bench.tables import suite_lines
@@ -36,6 +36,8 @@ from tests.unit.plain import plain_lines
 from tests.unit.program import Done
 
 LIMITS = {"ttft": 2.0, "tpot": 0.1}
+FACTORS = (1, 2, 3, 1.5, 4)
+"""Of the report's p50: itself, p95, p99, mean and the most."""
 
 
 def take(host: Host, plan: LoadPlan) -> SuiteResult:
@@ -50,7 +52,6 @@ def take(host: Host, plan: LoadPlan) -> SuiteResult:
 def test_a_rate_is_asked_by_the_tool_and_its_report_is_kept() -> None:
     host = Host(REPORT)
     found = take(host, LoadPlan((0.5,), LIMITS, requests=10))
-
     (argv,) = host.asked
     options = dict(itertools.pairwise(argv[5:]))
     assert (options["--request-rate"], options["--num-prompts"]) == ("0.5", "10")
@@ -62,9 +63,16 @@ def test_a_rate_is_asked_by_the_tool_and_its_report_is_kept() -> None:
     assert (load.requests, load.failures, load.held, load.most_at_once) == (10, 1, 8, 4)
     assert (load.completed_per_s, load.goodput_per_s) == (0.45, 0.4)
     assert cell.failures == 1
-    assert cell.latency.ttft_s is not None
-    assert (cell.latency.ttft_s.count, cell.latency.ttft_s.p95) == (9, 0.12)
-    assert cell.statistics["tpot_p50_s"].mean == pytest.approx(0.021)
+    assert cell.latency == Latency(
+        Quantiles(9, *(0.12 * it for it in FACTORS)),
+        Quantiles(9, *(0.021 * it for it in FACTORS)),
+        Quantiles(3591, *(0.03 * it for it in FACTORS)),
+        Quantiles(9, *(9.0 * it for it in FACTORS)),
+    )
+    assert {name: it.mean for name, it in cell.statistics.items()} == pytest.approx(
+        {"end_to_end_tok_s": 180.0, "ttft_p50_s": 0.12, "ttft_p95_s": 0.24, "tpot_p50_s": 0.021}
+        | {"gap_p50_s": 0.03, "gap_p99_s": 0.09}
+    )
     assert found.tools[0].report == REPORT
     said = "\n".join(plain_lines(suite_lines(found)))
     assert "good: ttft 2 s, tpot 100 ms" in said
@@ -73,7 +81,6 @@ def test_a_rate_is_asked_by_the_tool_and_its_report_is_kept() -> None:
 
 def test_every_request_begins_another_way_and_says_how_long_its_answer_may_be() -> None:
     entries = json.loads(texts_of(60, seed=1))
-
     questions = [entry["conversations"][0]["value"] for entry in entries]
     assert len({text[:20] for text in questions}) == 60
     asked = Counter(len(entry["conversations"][1]["value"].split()) for entry in entries)
@@ -155,7 +162,6 @@ def searched(plan: LoadPlan, knee: float) -> list[LoadResult]:
 def test_a_search_ends_close_below_where_limits_break(knee: float) -> None:
     plan = LoadPlan((), LIMITS, 0.95)
     found = plan.sustained(searched(plan, knee))
-
     assert found is not None
     assert found.rate_per_s is not None
     assert found.fails_at_per_s is not None
@@ -165,7 +171,6 @@ def test_a_search_ends_close_below_where_limits_break(knee: float) -> None:
 
 def test_given_rates_are_all_tried_and_then_what_lies_between() -> None:
     tried = [it.rate_per_s for it in searched(LoadPlan((1.0, 2.0, 4.0), LIMITS, 0.95), 2.5)]
-
     assert tried[:3] == [1.0, 2.0, 4.0]
     assert all(2.0 < rate < 4.0 for rate in tried[3:])
     assert len(tried) > 4
@@ -175,7 +180,6 @@ def test_given_rates_are_all_tried_and_then_what_lies_between() -> None:
 def test_a_rate_that_holds_above_one_that_failed_is_not_believed() -> None:
     tries = [tried_at(1.0, 100), tried_at(2.0, 94), tried_at(4.0, 95)]
     found = LoadPlan((1.0, 2.0, 4.0), LIMITS, 0.95).sustained(tries)
-
     assert found is not None
     assert (found.rate_per_s, found.fails_at_per_s) == (1.0, 2.0)
 

@@ -71,7 +71,6 @@ def test_an_answer_is_counted_though_the_server_keeps_the_connection(
     parts: Sequence[bytes],
 ) -> None:
     answer = ask(*parts)
-
     assert answer.failure is None
     assert (answer.prompt_tokens, answer.completion_tokens) == (7, 2)
 
@@ -98,7 +97,6 @@ def test_what_is_no_stream_is_told_in_the_server_s_words(
     body: bytes, kind: FailureKind, words: str, closes: bool
 ) -> None:
     answer = ask(OK, whole(body), closes=closes)
-
     assert answer.failure is not None
     assert answer.failure.kind is kind
     assert answer.failure.message.startswith(words)
@@ -147,7 +145,6 @@ def test_a_private_authority_is_trusted_by_its_file(authority: tuple[Path, Path]
             (trusted,) = client.round([{}])
         with Streams(url, silence_s=SILENCE_S) as client:
             (untrusted,) = client.round([{}])
-
     assert read_answer(trusted).failure is None
     assert trusted.connect_s > 0
     assert untrusted.failure is not None

@@ -37,9 +37,7 @@ def written(recipe: str, *assignments: str) -> str:
 
 def test_a_deployment_made_with_set_keeps_its_values_and_its_floor() -> None:
     text = written("v2", "expect.end_to_end_tok_s=40", "serve.max_model_len=4096")
-
     found = told("v2", text)
-
     assert cast("dict[str, Any]", found.values["serve"])["max_model_len"] == 4096
     assert found.fingerprint != told("v2", written("v2")).fingerprint
     origin = RunOrigin("http://127.0.0.1:8000", "qwen", ClientOrigin("0", "3"), recipe=found)
@@ -49,17 +47,13 @@ def test_a_deployment_made_with_set_keeps_its_values_and_its_floor() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_written_of_any_recipe_is_read_again(recipe: str) -> None:
     text = written(recipe)
-
     found = told(recipe, text)
-
     assert found.values == json.loads(text)
 
 
 def test_a_variable_is_told_by_its_name_alone() -> None:
     text = written("v2", "serve.env.MY_AUTH=planted", "serve.env.PLAIN=planted")
-
     found = told("v2", text)
-
     assert "planted" not in text + repr(found)
     assert cast("dict[str, Any]", found.values["serve"])["env"] == {
         "MY_AUTH": "(left out)",

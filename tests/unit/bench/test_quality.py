@@ -62,9 +62,7 @@ def test_the_bound_from_above_holds_where_the_untold_differ_no_more_than_the_tol
     rest = sum(math.exp(p[t]) for t in bucket) / sum(math.exp(q[t]) for t in bucket)
     spread = [abs(p[t] - q[t] - math.log(rest)) for t in told]
     assume(max(abs(p[t] - q[t] - math.log(rest)) for t in bucket) <= max(spread))
-
     whole = sum(math.exp(p[token]) * (p[token] - q[token]) for token in p)
-
     assert whole <= shown.most_nats + 1e-9
     assert shown.nats <= shown.most_nats
 
@@ -74,7 +72,6 @@ def test_the_gate_judges_what_the_servers_did_not_tell() -> None:
     first = capture(text((1, logs(t1=0.3, t2=0.2)), (1, logs(t1=0.3, t2=0.2))))
     second = capture(text((1, logs(t1=0.27, t2=0.23)), (1, logs(t1=0.27, t2=0.23))))
     compared = compare(first, second)
-
     assert compared.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
     assert compared.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
     wide = Thresholds(max_mean_kl_nats=0.005, max_perplexity_rise=1.0)

@@ -164,6 +164,23 @@ def test_a_needle_outside_the_memory_is_missed(serve: Serve) -> None:
     assert "found 4 of 6" in table
 
 
+def test_a_gate_exits_eight_and_the_server_is_asked_by_its_name_with_its_key(
+    serve: Serve, tmp_path: Path, bench: Callable[..., Done]
+) -> None:
+    server, key = serve(remembering(window_words=1)), tmp_path / "key"
+    key.write_text("a-key\n")
+    asked = ("--url", server.url, "--key-file", str(key), "--model", "mine")
+    for command in (("needle", "--lengths", "1K"), ("tools",)):
+        assert bench(*command, *asked).returncode == 0
+        assert bench(*command, *asked, "--gate").returncode == 8
+    server.answers["/v1/completions"] = lambda body: (200, completion(body))
+    bench("quality", *asked, "--texts", "1", "--save", str(tmp_path / "one.json"))
+    assert {sent for path, sent, _ in server.asked if path.endswith("completions")} == {
+        "Bearer a-key"
+    }
+    assert {body["model"] for body in server.bodies} == {"mine"}
+
+
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 def test_a_haystack_has_its_needle_once_and_in_place(depth: float) -> None:
     lines = probes.haystack(100, depth, 48213, seed=1).splitlines()

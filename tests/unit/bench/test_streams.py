@@ -48,9 +48,7 @@ def answer(stream: int, moments: Sequence[tuple[float, int]]) -> list[Action]:
 
 def test_chunks_of_several_tokens_and_a_stall_are_timed_exactly() -> None:
     moments = [(0.5, 3), (0.6, 2), (0.7, 3), (2.7, 1), (2.75, 3)]
-
     (measured,) = take(answer(0, moments), 1)
-
     sample = measured.sample
     assert sample.completion_tokens == 12
     assert sample.prompt_tokens == 7
@@ -78,9 +76,7 @@ def test_every_quantile_of_many_streams_is_the_truth() -> None:
             at_s += dice.expovariate(20) + (1.5 if dice.random() < 0.02 else 0)
         truth[stream] = moments
         actions += answer(stream, moments)
-
     measured = take(actions, 16)
-
     found = round_result(1, measured).latency
     firsts = [moments[0][0] for moments in truth.values()]
     gaps = [
@@ -127,9 +123,7 @@ def test_failed_requests_are_counted_and_never_averaged_in() -> None:
         Write(0.22, 6, event(ids=[1], text="w", usage=(7, 1))),
         End(0.23, 6),
     ]
-
     measured = take(actions, 7)
-
     failures = [item.sample.failure for item in measured]
     assert [failure.kind if failure else None for failure in failures] == [
         None,
@@ -159,7 +153,6 @@ def test_a_server_that_goes_silent_is_given_up() -> None:
         Streams(server.url, silence_s=0.2, clock=clock) as client,
     ):
         (exchange,) = client.round([{"stream": 0}])
-
     found = read_answer(exchange).failure
     assert found is not None
     assert found.kind is FailureKind.TIMEOUT
@@ -169,7 +162,6 @@ def test_the_key_goes_into_the_header_and_the_body_is_what_was_given() -> None:
     actions = answer(0, [(0.1, 1), (0.2, 1)])
     with scripted(actions) as (server, clock), Streams(server.url, "secret", clock=clock) as client:
         client.round([{"stream": 0, "model": "qwen"}])
-
     assert server.bodies == {0: {"stream": 0, "model": "qwen"}}
     assert b"authorization: bearer secret" in server.heads[0].lower()
     assert b"connection: close" in server.heads[0].lower()

@@ -34,7 +34,6 @@ from tests.fakes.bench_runs import origin, sample_run
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
     suite = fixed_suite(SuiteName.FIVE, 2)
-
     assert [(turn.condition.prompt, turn.round) for turn in suite.turns[:6]] == [
         *((item.name, 0) for item in suites.asked("five")),
         ("qa", 1),
@@ -58,7 +57,6 @@ def test_each_turn_of_an_agent_begins_with_the_whole_one_before() -> None:
 
 def test_a_sweep_finishes_one_condition_before_the_next() -> None:
     suite = sweep_suite(2, concurrency=(1, 4), context=(1024, 4096))
-
     assert [
         (turn.condition.concurrency, turn.condition.context_tokens, turn.round)
         for turn in suite.turns
@@ -71,7 +69,6 @@ def test_a_sweep_finishes_one_condition_before_the_next() -> None:
 
 def test_a_sweep_goes_as_far_as_the_model() -> None:
     suite = sweep_suite(1, max_model_len=5000)
-
     conditions = {turn.condition for turn in suite.turns}
     assert {condition.context_tokens for condition in conditions} == {1024, 2048, 4096}
     assert suite.notes[0] == "context 8192 left out: the model serves up to 5000 tokens"
@@ -108,7 +105,6 @@ def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
 
     estimator = TokenEstimator(tokens, 8)
     made = tokens(estimator.pieces_for(wanted))
-
     assert len(asked) == 3
     assert max(map(tokens, asked[:2])) <= wanted
     assert wanted * (0.99 - SPARE_SHARE) - SPARE_TOKENS - tokens_a_word - 2 <= made <= wanted
@@ -132,7 +128,6 @@ PROMPT = context_prompt(10, seed=0, max_tokens=128, context_tokens=1024)
 
 def test_a_full_body_asks_for_every_count() -> None:
     body = request_body(PROMPT, model="qwen", support=UsageSupport.FULL)
-
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
     assert (body["min_tokens"], body["ignore_eos"], body["temperature"]) == (128, True, 0.0)
@@ -140,7 +135,6 @@ def test_a_full_body_asks_for_every_count() -> None:
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
     body = request_body(PROMPT, model="qwen", support=UsageSupport.PLAIN)
-
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
 
 

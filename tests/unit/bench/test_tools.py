@@ -64,7 +64,6 @@ def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
         book_url="http://127.0.0.1:1/book.txt",
         result="/tmp/l.json",
     )
-
     assert ours[ours.index("--random-input-len") + 1] == "2048"
     assert ours[ours.index("--temperature") + 1] == "0"
     assert ours[ours.index("--result-dir") + 1 :] == ("/tmp", "--result-filename", "r.json")
@@ -78,7 +77,6 @@ def test_two_runs_are_asked_other_texts_and_the_record_says_which() -> None:
     loads = [load_for(3, None) for _ in hosts]
     for host, load in zip(hosts, loads, strict=True):
         measured(host, load)
-
     assert loads[0].seed != loads[1].seed
     seeds = [host.run[0][host.run[0].index("--seed") + 1] for host in hosts]
     assert seeds == [str(load.seed) for load in loads]
@@ -94,7 +92,6 @@ def test_the_load_fits_the_model() -> None:
 def test_vllms_report_is_folded_in_with_our_names() -> None:
     text = json.dumps(VLLM_REPORT)
     found = read_report(VLLM_BENCH, text, version="0.32.0", command=("vllm",))
-
     assert found.figures["end_to_end_tok_s"] == pytest.approx(256 / 11.11649610600034)
     assert found.figures["ttft_p50_s"] == pytest.approx(0.134988, abs=1e-6)
     assert found.figures["gap_p99_s"] == pytest.approx(0.155148, abs=1e-6)
@@ -104,9 +101,7 @@ def test_vllms_report_is_folded_in_with_our_names() -> None:
 
 def test_llama_benchys_report_is_folded_in_with_our_names() -> None:
     text = benchy(tg_throughput=54.4, tg_req_throughput=54.4, pp_throughput=1800, e2e_ttft=1100)
-
     found = read_report(LLAMA_BENCHY, text, command=("llama-benchy",))
-
     assert found.version == "0.4.0"
     assert found.figures == {
         "decode_tok_s": 54.4,
@@ -138,7 +133,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None:
     found = measured(host)
-
     assert [(tool.tool, tool.version) for tool in found.tools] == [("vllm bench serve", "0.32.0")]
     assert found.notes == (
         "llama-benchy left out: it is not installed (pipx install llama-benchy)",
@@ -149,16 +143,13 @@ def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None
 
 def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> None:
     found = measured(host, key="secret")
-
     assert 'OPENAI_API_KEY="$(cat /run/sparkdeploy/key)"' in host.run[0][2]
     assert "everybody could read it" in found.notes[0]
 
 
 def test_an_interrupted_tool_is_ended_in_the_container_too(host: Any) -> None:
     host.answers = [KeyboardInterrupt()]
-
     found = measured(host)
-
     assert not found.is_complete
     assert found.notes == ("interrupted",)
     assert host.run[-1][2].startswith("kill")

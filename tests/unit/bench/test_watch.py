@@ -80,11 +80,9 @@ def test_a_watch_sees_the_machine_and_the_cache() -> None:
     now = iter((1.0, 2.0))
     machine = RecordedMachine()
     watch = BenchWatch(machine, lambda: exposition(1), clock=lambda: next(now))
-
     watch.look()
     machine.available_kib = [4_000_000]
     watch.look()
-
     readings = watch.between(0.0, 5.0)
     seen = machine_watch(readings)
     assert seen is not None
@@ -101,7 +99,6 @@ def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
 
     watch = BenchWatch(None, refuse, clock=lambda: 1.0)
     watch.look()
-
     (reading,) = watch.between(0.0, 2.0)
     assert reading.kv_usage is None
 
@@ -112,10 +109,8 @@ def test_counters_are_differences_added_up() -> None:
     assert first is not None
     assert second is not None
     assert third is not None
-
     readings = [Reading(1.0), Reading(2.0, kv_usage=0.75), Reading(3.0, kv_usage=0.5)]
     summed = together([difference(first, second), difference(second, third)], readings)
-
     assert summed is not None
     assert (summed.prompt_tokens, summed.generation_tokens, summed.preemptions) == (27, 300, 0)
     assert summed.drafted is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -306,6 +307,20 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
     assert "(ended)" in done.stderr
     assert done.stdout == "Paris\nParis.\n"
     assert [it["content"] for it in server.asked[1]["messages"]] == ["one", "Paris", "two"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_kill_or_a_terminal_that_goes_away_ends_the_chat(
+    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    typed(monkeypatch, "one", "two")
+    monkeypatch.setattr(AnswerPrinter, "take", lambda *_: signal.raise_signal(number))
+    before = signal.signal(number, lambda *_: None)
+    try:
+        assert run("chat").returncode == 130
+    finally:
+        signal.signal(number, before)
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_a_gateways_key_is_made_once_and_shown_to_nobody(
     assert key_file.stat().st_mode & 0o777 == 0o600
     written = "".join(path.read_text() for path in (tmp_path / "gateway").iterdir())
     assert key.strip() not in written + done.stdout + done.stderr
+    assert "port 8001 is a deployment's" in run("export", "litellm", "--port", "8001").stderr
     run("export", "litellm", "--public")
     assert key_file.read_text() == key
 

@@ -48,6 +48,7 @@ def test_the_last_minute_forgets_what_was_before() -> None:
         slow, fast = min(second, 10), max(second - 10, 0)
         return Metrics(
             gap=Histogram(EDGES_S, (fast, fast + slow, fast + slow)),
+            first_token=Histogram(EDGES_S, (0, second, second)),
             preemptions=min(second, 10),
             finished=second,
             drafted=Speculation(second, 2 * second, second + fast, (second, fast)),
@@ -58,6 +59,7 @@ def test_the_last_minute_forgets_what_was_before() -> None:
     figures = server_figures(history(*map(at, range(101))))
     assert figures.gap.p50_s == pytest.approx(0.05)
     assert figures.gap.p95_s == pytest.approx(0.095)
+    assert figures.first_token.p50_s == pytest.approx(0.15)
     assert (figures.preemptions, figures.preempted_lately) == (10, 0)
     assert figures.requests_a_minute == pytest.approx(60)
     assert figures.accepted == (1.0, 1.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
 from sparkdeploy.monitor import readers
-from sparkdeploy.monitor.readers import EngineReader, NodeReader, ServerReader, heard
+from sparkdeploy.monitor.readers import SILENCE_S, EngineReader, NodeReader, ServerReader, heard
 from sparkdeploy.monitor.snapshot import (
     DeploymentState,
     NodeSample,
@@ -243,6 +245,35 @@ def test_a_node_that_sends_a_line_without_an_end_is_given_up(
     reader = NodeReader("here", None, settings)
     reader.read_once()
     assert "here sends a line without an end" in reader.seen().problem
+
+
+@pytest.mark.parametrize(("silent_s", "is_gone"), [(SILENCE_S - 1, False), (SILENCE_S + 1, True)])
+def test_a_node_whose_connection_stands_and_says_nothing_is_gone(
+    settings: Settings, silent_s: float, is_gone: bool
+) -> None:
+    reader = NodeReader("spark-2", "spark-2", settings)
+    reader.look = NodeSample("spark-2", available_bytes=1)
+    reader._heard_at = datetime.now(UTC) - timedelta(seconds=silent_s)
+    assert reader.seen().gone_since == (reader._heard_at if is_gone else None)
+
+
+def test_a_container_that_started_again_has_its_log_and_its_server_read_anew(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, told = FakeContainers.of(deployed("main")), itertools.count()
+    monkeypatch.setattr(readers, "restarts_of", lambda *_: (next(told), None))
+    reader = EngineReader(engine.host, (), settings)
+    reader.read_once()
+    assert [it.restarts for it in reader.look.deployments] == [0]
+    first = reader.servers["main"]
+    first.event_count += 1
+    reader.read_once()
+    assert [it.restarts for it in reader.look.deployments] == [1]
+    (fact,) = engine.facts.values()
+    engine.facts = {fact.container_id: replace(fact, pid=fact.pid + 1)}
+    reader.read_once()
+    assert reader.servers["main"] is not first
+    reader.end()
 
 
 def test_what_a_node_tells_is_read_line_by_line() -> None:

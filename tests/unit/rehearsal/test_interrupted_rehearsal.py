@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from sparkdeploy.deploy.request import Request
+from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.rehearsal import rehearse
 from sparkdeploy.rehearsal.miniature import Miniature
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import container
 from tests.fakes.machines import Lab, build, interrupts
 
 KEEP_OR_NOT = [True, False]
@@ -31,12 +33,20 @@ def lab(monkeypatch: pytest.MonkeyPatch, shipped: Library, tmp_path: Path) -> La
     return lab
 
 
-def rehearsed(lab: Lab, *, keep: bool) -> None:
+def rehearsed(lab: Lab, *, keep: bool, says: bool = True) -> None:
     lab.steps = 0
     request = Request("v2", (), Deployment(rehearse.DEPLOYMENT))
     rehearse.rehearse(
-        request, load_settings(), fresh=False, keep=keep, consent=lambda _question: True
+        request, load_settings(), fresh=False, keep=keep, consent=lambda _question: says
     )
+
+
+def test_one_that_runs_is_ended_with_consent_alone(lab: Lab) -> None:
+    running = container("sparkdeploy-rehearsal", deployment="rehearsal")
+    lab.engines[0].facts = {running.container_id: running}
+    with pytest.raises(NodeError, match="rehearsal is running and stays"):
+        rehearsed(lab, keep=False, says=False)
+    assert lab.engines[0].facts == {running.container_id: running}
 
 
 @pytest.mark.parametrize("keep", KEEP_OR_NOT)

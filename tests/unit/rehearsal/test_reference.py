@@ -21,6 +21,7 @@ from sparkdeploy.rehearsal.requests import (
     read_reference,
     reference_path,
 )
+from sparkdeploy.server.metrics import Speculation
 from sparkdeploy.settings import load_settings
 
 TWIN = Path("/data/m/twin")
@@ -132,6 +133,16 @@ def test_one_refusal_among_those_asked_at_once_is_the_outcome(
     model: Any = SimpleNamespace(base_url="http://127.0.0.1:1", name="m", require_listener=None)
     found = requests._asked_at_once(model, [{"n": number} for number in range(3)])
     assert found.is_answered is (refused is None)
+
+
+@pytest.mark.parametrize("drafted", [None, Speculation(0, 0, 0), Speculation(10, 10, 10)])
+def test_less_drafted_than_the_recipe_says_fails(
+    shipped: Library, drafted: Speculation | None
+) -> None:
+    recipe = load_recipe(shipped, "v2").recipe
+    rehearse._check_drafting(recipe, Speculation(10, 20, 10))
+    with pytest.raises(UnhealthyError, match="the recipe drafts 2 tokens a step"):
+        rehearse._check_drafting(recipe, drafted)
 
 
 @pytest.mark.parametrize(("floor", "kept"), [("4", 1.0), ("0.5", 0.5)])
