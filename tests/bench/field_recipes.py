@@ -53,11 +53,7 @@ def count(library: Library, folder: Path) -> list[str]:
         left_out.update({name_of(note.theirs) for note in loaded.translation.dropped})
         lost += [f"{file}: {word}" for word in words_lost(file, loaded.translation)]
     print(folder)
-    for title, counts in (
-        ("files", outcomes),
-        ("of the planned", brought),
-        ("left out", left_out),
-    ):
+    for title, counts in (("files", outcomes), ("of the planned", brought), ("left out", left_out)):
         print(f"  {title}: " + "; ".join(f"{name} {n}" for name, n in counts.most_common(TOP)))
     return lost
 

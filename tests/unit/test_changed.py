@@ -106,7 +106,6 @@ def test_a_revision_is_compared_with_the_working_tree(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text("not known to git")
     (tmp_path / "left.pyc").write_text("ignored")
     assert changed_files(tmp_path) == {"kept.py", "gone.py", "new.py"}
-
     commit(tmp_path)
     assert changed_files(tmp_path) == set()
     assert changed_files(tmp_path, first) == {"kept.py", "gone.py", "new.py"}

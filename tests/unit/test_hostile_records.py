@@ -74,15 +74,9 @@ COMMANDS = (
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    oddities(RECORD),
-    st.sampled_from(COMMANDS),
-)
+@given(oddities(RECORD), st.sampled_from(COMMANDS))
 def test_a_strangers_record_is_shown_or_named(
-    run: Run,
-    tmp_path: Path,
-    changes: Changes,
-    command: tuple[str, ...],
+    run: Run, tmp_path: Path, changes: Changes, command: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "state" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,9 +84,7 @@ def test_a_strangers_record_is_shown_or_named(
     names["page.html"] = str(tmp_path / "page.html")
     Path(names["good"]).write_text(json.dumps(RECORD))
     Path(names["odd"]).write_text(json.dumps(changed(RECORD, changes)))
-
     survives(run, {0, 8}, "bench", *(names.get(word, word) for word in command))
-
     page = tmp_path / "page.html"
     if page.exists():
         assert commands_in(page.read_text(encoding="utf-8")) == set()
@@ -101,20 +93,13 @@ def test_a_strangers_record_is_shown_or_named(
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    oddities(CAPTURE),
-    st.sampled_from([(), ("--json",), ("--gate",)]),
-)
+@given(oddities(CAPTURE), st.sampled_from([(), ("--json",), ("--gate",)]))
 def test_a_strangers_capture_is_compared_or_named(
-    run: Run,
-    tmp_path: Path,
-    changes: Changes,
-    more: tuple[str, ...],
+    run: Run, tmp_path: Path, changes: Changes, more: tuple[str, ...]
 ) -> None:
     good, odd = tmp_path / "good.json", tmp_path / "odd.json"
     good.write_text(json.dumps(CAPTURE))
     odd.write_text(json.dumps(changed(CAPTURE, changes)))
-
     survives(run, {0, 8}, "bench", "quality", str(good), str(odd), *more)
     # A comparison is kept for reports, under a name of digits.
     others = files_in(tmp_path) - {"good.json", "odd.json", "state", "state/bench"}
@@ -145,7 +130,6 @@ def test_what_is_no_record_at_all_is_named_at_once(run: Run, tmp_path: Path, kin
     file = folder / "odd.json"
     WHOLE[kind](file)
     begun_s = time.monotonic()
-
     survives(run, {8}, "bench", "show", str(file))
     survives(run, {0}, "bench", "ls")
     survives(run, {8}, "bench", "quality", str(file), str(file))

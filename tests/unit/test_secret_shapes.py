@@ -141,5 +141,4 @@ def test_ordinary_text_stays(text: str) -> None:
 def test_secrets_of_the_environment_are_known_by_value() -> None:
     variables = {"MY_TOKEN": S, "SSH_AUTH_SOCK": "/agent/12345", "HOME": "/root9999"}
     found = environment_secrets({**variables, "A_KEY": "8letters", "B_KEY": "7letter"})
-
     assert found == (S, "8letters")

@@ -45,7 +45,6 @@ def test_a_folder_that_changes_with_where_a_command_is_started_is_refused(
 ) -> None:
     with pytest.raises(RecipeError, match=variable(kind)) as caught:
         load_settings({variable(kind): typed})
-
     assert caught.value.message.isprintable()
     assert "absolute path" in (caught.value.hint or "")
 
@@ -59,7 +58,6 @@ def test_a_relative_folder_in_the_configuration_file_is_refused_alike(
     file.parent.mkdir()
     file.write_text(f"{key}: models\n")
     done = run("status")
-
     assert done.returncode == 3
     assert f"{key} in {file} is not an absolute path: 'models'" in done.stderr
 

@@ -12,6 +12,7 @@ import pytest
 
 from sparkdeploy.bench.campaign import run as stage
 from sparkdeploy.bench.campaign.folder import (
+    HAS_SERVED,
     PLAN,
     Before,
     Campaign,
@@ -149,7 +150,7 @@ def test_one_that_was_left_asks_again_before_it_replaces_anything_and_two_never_
 ) -> None:
     settings = replace(load_settings(), state_dir=tmp_path)
     campaign = begun(tmp_path, "a", None)
-    campaign.mark(stage.HAS_SERVED)
+    campaign.mark(HAS_SERVED)
     with pytest.raises(SparkdeployError, match="left as it is"):
         stage.run_campaign(None, settings, lambda _question: False)
     with stage.alone(settings), pytest.raises(BenchError, match="is running already"):

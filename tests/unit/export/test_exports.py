@@ -170,7 +170,6 @@ PLAIN_NAMES = [name for name in read_by_systemd(UNIT)[2] if name != "Environment
 def test_systemd_reads_back_the_very_command(argv: list[str], env: dict[str, str]) -> None:
     unit = replace(UNIT, up=["/opt/x %h/python", *argv], stop=["/x", *argv], env=env)
     commands, variables, names = read_by_systemd(unit)
-
     assert commands == [unit.up, [*UNLESS_IT_ENDED, *unit.stop]]
     assert variables == env
     assert [name for name in names if name != "Environment"] == PLAIN_NAMES
@@ -218,7 +217,6 @@ def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
     monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
     request = Request("v2", (), Deployment("second", is_public=True))
     text = export_systemd(request, load_settings(), {})
-
     assert "evil" not in text
     assert f"User={pwd.getpwuid(os.getuid()).pw_name}\n" in text
 

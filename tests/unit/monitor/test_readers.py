@@ -270,7 +270,7 @@ def test_a_container_that_started_again_has_its_log_and_its_server_read_anew(
     reader.read_once()
     assert [it.restarts for it in reader.look.deployments] == [1]
     (fact,) = engine.facts.values()
-    engine.facts = {fact.container_id: replace(fact, pid=fact.pid + 1)}
+    engine.facts = {fact.container_id: replace(fact, pid=(fact.pid or 0) + 1)}
     reader.read_once()
     assert reader.servers["main"] is not first
     reader.end()

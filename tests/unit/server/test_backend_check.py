@@ -47,7 +47,6 @@ AS_PLANNED = (
 @pytest.mark.parametrize("name", ["spark-0.19-mtp", "spark-0.33-mtp"])
 def test_a_recorded_start_of_v2_contradicts_nothing(name: str) -> None:
     seen = found("v2", read_whole([recorded(name)]).facts)
-
     assert seen["attention"].match is Match.AS_PLANNED
     assert seen["speculation"].match is Match.AS_PLANNED
     assert not [finding for finding in seen.values() if finding.is_failure]
@@ -55,13 +54,11 @@ def test_a_recorded_start_of_v2_contradicts_nothing(name: str) -> None:
 
 def test_a_start_of_the_cpu_build_confirms_its_drafter() -> None:
     seen = found("v2", read_whole([recorded("cpu-0.32-mtp")]).facts, "engine=cpu-0.32")
-
     assert {name: item.match for name, item in seen.items()} == {"speculation": Match.AS_PLANNED}
 
 
 def test_a_start_as_planned_confirms_every_subject() -> None:
     seen = found("v2", told(*AS_PLANNED))
-
     assert set(seen) == {"attention", "moe", "linear", "speculation", "graphs"}
     assert {finding.match for finding in seen.values()} == {Match.AS_PLANNED}
 
@@ -79,7 +76,6 @@ def test_a_start_as_planned_confirms_every_subject() -> None:
 )
 def test_a_silent_fall_back_is_seen_and_stops_nothing(line: str, subject: str) -> None:
     finding = found("v2", told(line)).get(subject)
-
     assert finding is not None
     assert finding.match is Match.DIFFERS
     assert not finding.is_failure
@@ -87,14 +83,12 @@ def test_a_silent_fall_back_is_seen_and_stops_nothing(line: str, subject: str) -
 
 def test_a_start_without_the_drafter_that_was_asked_for_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x=1"
-
     assert found("v2", told(line))["speculation"].match is Match.DIFFERS
     assert found("baseline", told(line))["speculation"].match is Match.AS_PLANNED
 
 
 def test_another_format_of_the_kv_cache_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: kv_cache_dtype=auto, x=1"
-
     assert found("v2-kv8", told(line))["kv_cache"].match is Match.DIFFERS
     assert found("v2-kv8", told(line, "Using fp8_e4m3 data type to store kv cache"))[
         "kv_cache"
@@ -143,13 +137,11 @@ def transport(
 
 def test_the_adapters_of_config_yaml_are_held_against_what_nccl_took() -> None:
     (finding,) = transport("2.30.4-roce", ROCE)
-
     assert finding.match is Match.AS_PLANNED
 
 
 def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs() -> None:
     (finding,) = transport("2.30.4-fallen-back", ROCE)
-
     assert finding.is_failure
     assert finding.describe() == (
         "transport: planned NET/IB over rocep1s0f1, roceP2p1s0f1, runs NET/Socket over lo; "
@@ -162,7 +154,6 @@ def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs()
 )
 def test_nccls_own_spellings_of_adapters_are_read(spelling: str) -> None:
     (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": spelling})
-
     assert finding.match is Match.AS_PLANNED
     assert transport("2.30.4-socket", {**ROCE, "NCCL_NET": "socket"}) == []
 
@@ -178,6 +169,5 @@ def test_adapters_that_only_the_recipe_names_are_held_against_what_nccl_took() -
 @pytest.mark.parametrize("name", ["NCCL_NET", "NCCL_IB_DISABLE"])
 def test_sockets_that_were_asked_for_are_no_surprise(name: str) -> None:
     asked = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
-
     assert transport("2.30.4-socket", {**ROCE, name: asked[name]}) == []
     assert transport("2.30.4-socket", {"NCCL_IB_DISABLE": "1"}, own=()) == []

@@ -47,7 +47,6 @@ def test_a_completion_is_greedy_and_carries_the_key(
     server: TableServer, model: ServedModel
 ) -> None:
     completion = model.complete("The capital", 2, extra={"seed": 1})
-
     assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == (
         " Paris",
         5,
@@ -72,7 +71,6 @@ def test_health_alone_is_asked_without_the_key_and_a_look_at_who_listens(
     assert model.is_healthy(timeout_s=10)
     with model.again() as again:
         again.exposition()
-
     assert [(path, key) for path, key, _ in server.asked] == [
         ("/health", None),
         ("/v1/models", "Bearer secret"),
@@ -96,29 +94,24 @@ def test_no_redirect_is_followed(server: TableServer) -> None:
         pytest.raises(UnhealthyError, match=r"a redirect to http://127\.0\.0\.1"),
     ):
         model.ask("/v1/completions", {"prompt": "secret"})
-
     assert server.asked == []
 
 
 def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> None:
     completion = model.generate("/v1/chat/completions", {"messages": [], "max_tokens": 3})
-
     assert (completion.text, completion.reasoning) == ("", "hm")
 
 
 def test_a_refusal_carries_the_servers_words(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/completions"] = (400, '{"error": "prompt is too long"}')
-
     with pytest.raises(UnhealthyError, match=r"400: .*prompt is too long"):
         model.complete("x", 1)
 
 
 def test_a_missing_key_is_explained(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/models"] = (401, "Unauthorized")
-
     with pytest.raises(UnhealthyError) as caught:
         model.max_model_len()
-
     assert "API key" in (caught.value.hint or "")
 
 
@@ -135,10 +128,8 @@ def test_what_answers_in_another_way_is_no_model_server(
     server: TableServer, model: ServedModel, page: str
 ) -> None:
     server.answers["/v1/models"] = (200, page)
-
     with pytest.raises(UnhealthyError, match="did not answer with a JSON object"):
         model.max_model_len()
-
     server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "qwen"}]}))
     server.answers["/v1/completions"] = (200, page)
     with pytest.raises(UnhealthyError, match="did not answer with a JSON object"):
@@ -150,7 +141,6 @@ def test_a_proxy_of_the_environment_is_not_used(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-
     with ServedModel(server.url) as model:
         assert model.is_healthy()
 

@@ -39,7 +39,6 @@ def cause_of(log: str | bytes, exit_code: int | None = 1, *, oom_killed: bool = 
 def test_a_recorded_crash_gets_its_cause(name: str) -> None:
     log = recorded(f"crashes/{name}").decode()
     cause = cause_of(log, EXIT_CODES.get(name, 1))
-
     assert cause.name == name.partition("-")[0]
     assert cause.meaning
     assert cause.name == "memory_floor" or cause.line in log
@@ -50,7 +49,6 @@ def test_a_recorded_crash_gets_its_cause(name: str) -> None:
 )
 def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
     log = recorded(name)
-
     assert cause_of(log, 143).name == "exit_143"
     assert cause_of(log, 3).name not in {signature.name for signature in signatures()}
 
@@ -58,7 +56,6 @@ def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
 @pytest.mark.parametrize("told", reported_crashes(), ids=lambda told: told["cause"])
 def test_the_lines_that_owners_quote_get_their_cause(told: dict[str, str]) -> None:
     cause = cause_of(told["log"])
-
     assert cause.name == told["cause"]
     assert told.get("line", cause.line) == cause.line
     assert cause.hint or cause.name == "exception"
@@ -71,13 +68,11 @@ def test_the_lines_that_owners_quote_get_their_cause(told: dict[str, str]) -> No
 def test_every_signature_has_a_recorded_crash() -> None:
     names = {name.partition("-")[0] for name in recorded_crashes()}
     names |= {told["cause"] for told in reported_crashes()}
-
     assert {signature.name for signature in signatures()} <= names
 
 
 def test_the_engines_own_error_is_preferred_over_the_servers_echo() -> None:
     cause = cause_of(recorded("crashes/exception"))
-
     assert cause.line == "ZeroDivisionError: division by zero"
 
 
@@ -96,7 +91,6 @@ def test_of_chained_exceptions_the_first_is_the_cause() -> None:
             )
         )
     )
-
     assert trace is not None
     assert trace.exceptions == ["KeyError: 'depth'", "RuntimeError: cannot go on"]
 
@@ -110,9 +104,7 @@ def test_tracebacks_of_two_processes_are_told_apart_when_interleaved() -> None:
         "(A pid=1) ValueError: a",
         "(B pid=2) TypeError: b",
     ]
-
     found = tracebacks(read_line(text) for text in lines)
-
     assert [(trace.origin, trace.exceptions) for trace in found] == [
         ("A", ["ValueError: a"]),
         ("B", ["TypeError: b"]),
@@ -137,28 +129,24 @@ def test_an_end_from_outside_is_known_by_its_code(exit_code: int, word: str) -> 
     """What was survived before leaves a traceback, which is not what ended it."""
     survived = "Traceback (most recent call last):\n  File 'x.py', line 1\nValueError: survived\n"
     cause = cause_of(survived, exit_code)
-
     assert cause.name == f"exit_{exit_code}"
     assert word in f"{cause.meaning} {cause.hint}"
 
 
 def test_the_guards_trip_says_how_much_was_left() -> None:
     cause = cause_of(recorded("crashes/memory_floor"), 86)
-
     assert cause.line == "4.8 GiB were available, the floor is 4.0 GiB"
 
 
 def test_a_trip_by_the_driver_s_word_says_so() -> None:
     trip = 'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 23622320128, '
     cause = cause_of(trip + '"driver": "NV_ERR_NO_MEMORY", "exit_code": 86}\n', 86)
-
     said = "the GPU's driver got no memory (NV_ERR_NO_MEMORY); 22.0 GiB were available"
     assert cause.line == said
 
 
 def test_a_child_that_writes_the_guards_line_is_not_believed() -> None:
     log = f"{TRIP}\nfatal error: it was me\n"
-
     assert cause_of(log, 1).name != "memory_floor"
     assert cause_of(log, 1).line == "fatal error: it was me"
     assert cause_of(TRIP, 137, oom_killed=True).name == "oom_killed"
@@ -169,7 +157,6 @@ def test_a_child_that_writes_the_guards_line_is_not_believed() -> None:
 @pytest.mark.parametrize("event", ["refused", "cannot_run"])
 def test_a_prompt_that_quotes_a_failure_of_the_guards_is_not_the_cause(event: str) -> None:
     failure = TRIP.replace("memory_floor", event)
-
     assert cause_of(f"prompt: {failure}\nfatal error: x\n", 1).line == "fatal error: x"
     assert cause_of(f"{failure}\nfatal error: x\n", 1).line == failure
 
@@ -221,7 +208,6 @@ def test_the_guards_own_restart_ends_what_came_before() -> None:
 
 def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:
     trip = TRIP.replace("5000000000", "9" * 400)
-
     assert cause_of(trip, 86).line == "? were available, the floor is 4.0 GiB"
 
 
@@ -247,7 +233,6 @@ def test_a_line_of_the_guard_is_the_object_behind_its_mark(
 @pytest.mark.parametrize("event", ["[]", "{}", "null", "0", '"refused'])
 def test_no_event_of_the_guard_is_a_bug(event: str) -> None:
     line = f'{GUARD_MARK}{{"event": {event}, "error": 1}}'
-
     assert cause_of(f"{line}\nfatal error: x\n", 1).line == "fatal error: x"
 
 

@@ -62,12 +62,10 @@ def test_a_secret_is_in_no_file_of_a_crash(
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "main").write_text(f"{KEY}\n")
     log, record, details = STANDS_IN[place](secret)
-
     engine = Crashed(log=log, record=record)
     folder = save_evidence(
         engine.host, "c1", tmp_path / "crashes", deployment="main", details=details
     )
-
     files = {path.name: path.read_text() for path in folder.iterdir()}
     assert {name for name, text in files.items() if secret in text} == set()
     assert any(REMOVED in text for text in files.values())
@@ -79,7 +77,6 @@ def test_what_is_no_secret_is_all_there(tmp_path: Path) -> None:
     (tmp_path / "keys" / "short").write_text("a\n")
     engine = Crashed(log=LOG.format("this", "that"), record={"Config": {"Env": ["COLOUR=red"]}})
     folder = save_evidence(engine.host, "c1", tmp_path / "crashes", deployment="main")
-
     assert (folder / "container.log").read_text() == engine.log
     assert "ERROR got this there" in (folder / ROOT_CAUSE).read_text()
     assert "COLOUR=red" in (folder / "inspect.json").read_text()
@@ -91,9 +88,7 @@ PLANTED = "Pl4nted-s3cret_value"
 
 def test_variables_of_a_container_are_emptied_by_name() -> None:
     record = {"Config": {"Env": ["HF_TOKEN=abc", "VLLM_API_KEY=def", "HOME=/cache", "BARE"]}}
-
     kept = record_without_secrets(record)
-
     assert kept["Config"]["Env"] == [
         "HF_TOKEN=(removed)",
         "VLLM_API_KEY=(removed)",
@@ -113,7 +108,6 @@ def test_variables_of_a_container_are_emptied_by_name() -> None:
 )
 def test_a_known_secret_is_nowhere_in_any_value(value: object) -> None:
     hidden = {"plan": [value, f"x{PLANTED}y", {"token": PLANTED}]}
-
     assert PLANTED not in repr(value_without_secrets(hidden, (PLANTED,)))
 
 

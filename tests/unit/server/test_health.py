@@ -88,7 +88,6 @@ def test_the_wait_ends_with_the_first_answer() -> None:
     earlier = b"sparkdeploy: draft head active: rows=1\n"
     log = recorded("cpu-0.32-mtp")
     readiness = Timeline(healthy_at_s=30, earlier=earlier, log=log).wait(100)
-
     assert readiness.answer.text == "Paris"
     assert readiness.startup_s == pytest.approx(30, abs=1)
     assert readiness.facts.vllm_version == "0.32.0"
@@ -97,36 +96,29 @@ def test_the_wait_ends_with_the_first_answer() -> None:
 
 def test_health_alone_is_not_enough() -> None:
     readiness = Timeline(healthy_at_s=5, answers_at_s=20).wait(100)
-
     assert readiness.startup_s >= 20
 
 
 @given(dies_at_s=st.floats(0, 500))
 def test_a_dead_container_is_noticed_within_two_seconds(dies_at_s: float) -> None:
     timeline = Timeline(dies_at_s=dies_at_s)
-
     with pytest.raises(ContainerDiedError):
         timeline.wait(1000)
-
     assert timeline.now_s - dies_at_s <= min(LATE_POLL_S, 2.0)
 
 
 @given(deadline_s=st.floats(0, 400), healthy_at_s=st.floats(0, 800))
 def test_the_wait_never_sleeps_past_its_deadline(deadline_s: float, healthy_at_s: float) -> None:
     timeline = Timeline(healthy_at_s=healthy_at_s)
-
     with contextlib.suppress(UnhealthyError):
         timeline.wait(deadline_s)
-
     assert timeline.now_s <= deadline_s + 1e-6
 
 
 def test_a_death_tells_code_cause_tail_and_phase() -> None:
     log = recorded("crashes/cuda_oom")
-
     with pytest.raises(ContainerDiedError) as caught:
         Timeline(dies_at_s=3, log=log).wait(100)
-
     assert "sparkdeploy-main died" in caught.value.message
     assert "exit code 7" in caught.value.message
     assert "CUDA out of memory" in caught.value.message
@@ -142,7 +134,6 @@ def test_a_hung_engine_is_told_by_the_guard_s_exit_code_alone() -> None:
     with pytest.raises(ContainerDiedError, match=r"moved for 120\.4 s") as caught:
         Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=87), log=STALL).wait(60)
     assert caught.value.cause.name == "stalled"
-
     with pytest.raises(ContainerDiedError) as spoken:
         Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=1), log=STALL).wait(60)
     assert spoken.value.cause.name != "stalled"
@@ -160,14 +151,12 @@ def test_an_answer_from_something_else_does_not_save_a_dead_container() -> None:
 
 def test_the_deadline_tells_the_phase_and_the_servers_words() -> None:
     timeline = Timeline(healthy_at_s=0, answers_at_s=99, log=b"Loading weights took 3.00 seconds\n")
-
     with pytest.raises(UnhealthyError, match=r"no answer within 10\.0s.*\(500: not yet\)"):
         timeline.wait(10)
 
 
 def test_a_restart_in_place_is_not_a_death() -> None:
     restart = b'sparkdeploy-guard: {"event": "restart", "exit_code": 1, "restart": 1}\n'
-
     assert Timeline(healthy_at_s=9, log=restart).wait(20).answer.text == "Paris"
 
 
@@ -181,10 +170,8 @@ def test_a_server_that_dies_of_its_first_request_is_not_waited_for_again() -> No
     died = b"RuntimeError: no kernel image is available for execution on the device\n"
     restart = b'sparkdeploy-guard: {"event": "restart", "exit_code": 3, "restart": 1}\n'
     timeline = DyingOfIt(healthy_at_s=2, log=died + restart + b"loads again\n")
-
     with pytest.raises(ContainerDiedError, match=r"died of its first request \(exit code 3\)") as e:
         timeline.wait(100, tracker=tracker)
-
     assert timeline.now_s < 3
     assert e.value.cause.name == "kernel_image"
     assert (e.value.detail or "").endswith(died.decode().strip())

@@ -182,7 +182,6 @@ def test_a_port_whose_last_connection_lingers_is_free() -> None:
 
 def test_a_process_that_listens_is_named(taken_port: int) -> None:
     owner = port_owner(taken_port, [])
-
     assert owner.pid == os.getpid()
     assert f"(pid {os.getpid()})" in owner.describe()
 
@@ -197,7 +196,6 @@ def test_a_deployment_owns_its_port_before_it_listens() -> None:
         port = int(server.getsockname()[1])
         owner = port_owner(port, [container(port)])
         stopped = port_owner(port, [container(port, "exited")])
-
     assert owner == PortOwner(deployment="main", is_listening=False)
     assert stopped == PortOwner()
 
@@ -208,7 +206,6 @@ def test_a_worker_does_not_listen_on_the_port_of_its_head() -> None:
         port = int(server.getsockname()[1])
     worker = container(port)
     marks = {**worker.labels, labels.NODES: "a,b", labels.RANK: "1"}
-
     assert port_owner(port, [replace(worker, labels=marks)]) == PortOwner()
 
 

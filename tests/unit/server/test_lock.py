@@ -52,7 +52,6 @@ def test_the_lock_of_a_killed_process_is_free(
         pass  # each node has a lock of its own
     holder.kill()
     holder.wait()
-
     with node_lock(tmp_path, "spark-1", command="sparkdeploy up"):
         pass
 
@@ -73,9 +72,7 @@ def test_waiting_says_once_who_holds_and_ends_in_time(
         node_lock(tmp_path, "spark-1", command="x", wait_s=5, on_wait=told.append),
     ):
         pass
-
     assert caught.value.exit_code == 4
-
     assert now_s[0] == pytest.approx(5)
     assert len(told) == 1
     assert "sparkdeploy up v2" in told[0]
@@ -138,7 +135,6 @@ def test_a_missing_folder_is_made_for_every_user(folder: Path) -> None:
         assert refusal_of(another_node(), path) is None
     finally:
         os.umask(before)
-
     assert folder.stat().st_mode & 0o7777 == 0o1777
     assert path.stat().st_mode & 0o7777 == 0o666
     assert path.read_bytes() == b""
@@ -154,7 +150,6 @@ def test_it_is_the_lock_that_the_node_takes_itself(folder: Path) -> None:
         node_lock(folder, NAME, command="sparkdeploy up v2"),
     ):
         pass
-
     assert refusal is not None
     assert refusal.message == "spark-2: another command starts containers there"
     assert refusal_of(another_node(), path) is None
@@ -182,7 +177,6 @@ def test_what_the_node_refuses_is_named_with_what_mends_it_there(folder: Path) -
     make(folder, 0o1777)
     path.symlink_to("/etc/shadow")
     refusal = refusal_of(another_node(), path)
-
     assert refusal is not None
     assert refusal.message.startswith(f"spark-2: the lock {path} cannot be used: it is ")
     assert refusal.hint == f"on spark-2: as root: rm {path}"
@@ -196,6 +190,5 @@ def test_what_the_node_refuses_is_named_with_what_mends_it_there(folder: Path) -
 
 def test_a_node_without_python_is_no_held_lock(folder: Path) -> None:
     refusal = refusal_of(another_node("env", "PATH=/nowhere"), lock_path(folder, NAME))
-
     assert refusal is not None
     assert "starts containers" not in refusal.message

@@ -108,7 +108,6 @@ def test_whatever_lies_in_the_lock_folder_nothing_outside_it_is_touched(
             holder = lock_holder(folder, name)
             with watching(folder, name, "main", command="sparkdeploy up"):
                 pass
-
         assert tree(outside) == before
         assert refusal is None or printable(refusal)
         assert all(text.isprintable() for text in told)
@@ -137,7 +136,6 @@ def test_a_note_is_believed_only_of_the_process_that_holds_the_lock(note: bytes)
         with node_lock(folder, "n", command="sparkdeploy up v2"):
             lock_path(folder, "n").write_bytes(note)
             holder = lock_holder(folder, "n")
-
     assert holder is not None
     assert holder.pid == os.getpid()
     assert len(holder.describe()) < 400
@@ -189,7 +187,6 @@ def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
     assert refusal is not None
     assert refusal.hint is not None
     subprocess.run(shlex.split(refusal.hint.removeprefix("as root: ")), check=True)
-
     assert take(folder, "n", []) is None
     assert {item.name for item in outside.iterdir()} == {"canary", "folder", "linked"}
     assert len([*folder.rglob("somebody's")]) == (entry == "a folder")
@@ -224,7 +221,6 @@ def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -
         target.chmod(0o600)
     folder = shared / "sparkdeploy"
     plant_link(folder, target)
-
     with (
         pytest.raises(NodeError, match=f"belongs to uid {MALLORY}") as caught,
         node_lock(folder, "spark-1", command="sparkdeploy down"),
@@ -237,7 +233,6 @@ def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -
         node_lock(folder, "spark-1", command="sparkdeploy down"),
     ):
         pass
-
     assert caught.value.hint == OTHER_FOLDER
     assert target.exists() == is_there
     assert not is_there or (target.read_text(), target.stat().st_mode & 0o777) == (

@@ -31,7 +31,6 @@ def phases_after(*lines: str) -> list[str]:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_start_ends_with_the_api_up_and_two_weight_loads(name: str) -> None:
     tracker = read_whole([recorded(name)])
-
     assert tracker.phase.name == "answering"
     assert tracker.weight_loads == 2
 
@@ -43,13 +42,11 @@ def test_a_spark_start_goes_through_every_phase_in_order() -> None:
 def test_a_newer_vllm_that_tags_its_compile_lines_goes_through_the_same_phases() -> None:
     old = read_whole([recorded("spark-0.19-mtp")])
     new = read_whole([recorded("spark-0.33-mtp")])
-
     assert names(old) == names(new)
 
 
 def test_an_eager_cpu_start_skips_compile_and_graphs() -> None:
     visited = names(read_whole([recorded("cpu-0.32-mtp")]))
-
     assert not {"compiling", "graphs"} & set(visited)
     assert {"weights", "draft", "kv_cache", "api"} <= set(visited)
 
@@ -61,9 +58,7 @@ def test_chunks_split_anywhere_give_the_same_phases_and_facts(
     log = recorded(name)
     cuts = data.draw(st.lists(st.integers(0, len(log)), max_size=40).map(sorted))
     chunks = [log[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(log)])]
-
     split, whole = read_whole(chunks), read_whole([log])
-
     assert names(split) == names(whole)
     assert split.facts == whole.facts
     assert (split.percent, split.weight_loads) == (whole.percent, whole.weight_loads)
@@ -79,9 +74,7 @@ def test_chunks_split_anywhere_give_the_same_phases_and_facts(
 )
 def test_a_progress_bar_counts_before_its_line_has_ended(bar: str) -> None:
     tracker = PhaseTracker()
-
     tracker.feed(b"\r" + bar.encode())
-
     assert tracker.describe() == "loading weights 42%"
 
 
@@ -95,9 +88,7 @@ def test_a_phase_never_goes_back() -> None:
 def test_a_restart_by_the_guard_begins_again() -> None:
     log = recorded("cpu-0.32-mtp")
     restart = b'\nsparkdeploy-guard: {"event": "restart", "exit_code": 1, "restart": 1}\n'
-
     tracker = read_whole([log, restart])
-
     assert names(tracker) == ["starting"]
     assert tracker.facts == EngineFacts()
 
@@ -110,9 +101,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
         b"(APIServer pid=8) prompt: sparkdeploy: draft head active: rows=1\n"
         b"prompt: sparkdeploy: draft layer active: int4=1 layers of experts, fp8=8 layers\n"
     )
-
     before, after = read_whole([recorded("spark-0.33-mtp")]), read_whole([quoted])
-
     assert after.restarts == 0
     assert not after.facts.has_plugin_line
     assert after.facts.draft_head_rows is None
@@ -134,14 +123,12 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
 )
 def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -> None:
     line = f"{head}sparkdeploy: spark-hybrid active: fp8=144 layers, lm_head=int8\n"
-
     assert read_whole([line.encode()]).facts.fp8_layers == 144
 
 
 @pytest.mark.parametrize("share", ["", ", 32768 a rank"])
 def test_the_rows_of_a_draft_head_are_those_of_all_ranks(share: str) -> None:
     line = f"sparkdeploy: draft head active: rows=65536{share}\n"
-
     assert read_whole([line.encode()]).facts.draft_head_rows == 65_536
 
 
@@ -169,7 +156,6 @@ def test_no_line_of_a_log_is_a_bug(lines: list[str]) -> None:
 
 def test_the_facts_of_a_spark_start_are_read() -> None:
     facts = read_whole([recorded("spark-0.19-mtp")]).facts
-
     assert facts == EngineFacts(
         vllm_version="0.19.1",
         attention_backend="FLASHINFER",
@@ -183,22 +169,18 @@ def test_the_facts_of_a_spark_start_are_read() -> None:
 
 def test_an_endless_line_does_not_fill_memory() -> None:
     splitter = LineSplitter()
-
     for _ in range(100):
         assert list(splitter.feed(b"x" * 10_000)) == []
-
     assert len(splitter.unfinished()) == MAX_LINE_BYTES
 
 
 def test_a_line_is_told_apart_from_its_writer() -> None:
     line = read_line("(Worker_TP0 pid=31) ERROR 11-21 03:58:37 [core.py:9] it broke")
-
     assert (line.origin, line.level, line.text) == ("Worker_TP0", "ERROR", "it broke")
 
 
 def test_the_estimate_never_falls_below_the_phases_to_come() -> None:
     tracker = PhaseTracker(typical_s={"starting": 5.0, "api": 7.0})
-
     assert tracker.remaining_s(1.0) == pytest.approx(11.0)
     assert tracker.remaining_s(99.0) == pytest.approx(7.0)
     tracker.feed(b"\rLoading safetensors checkpoint shards:  25% Completed | 1/4", 10.0)
@@ -208,7 +190,5 @@ def test_the_estimate_never_falls_below_the_phases_to_come() -> None:
 
 def test_the_last_start_is_remembered(tmp_path: Path) -> None:
     assert load_durations(tmp_path, "image:v2") == {}
-
     save_durations(tmp_path, "image:v2", {"weights": 1.234})
-
     assert load_durations(tmp_path, "image:v2") == {"weights": 1.23}
