@@ -34,7 +34,7 @@ from sparkdeploy.units import local_time
 
 POLL_S = 0.2
 KERNEL_LOCKS = Path("/proc/locks")
-NOTE_BYTES = 4096
+NOTE_BYTES = 1 << 18  # the folders of many adapters and mods, each named whole
 MAX_COMMAND = 160
 
 

@@ -114,6 +114,7 @@ def test_set_overrides_one_value_and_is_its_origin(shipped: Library) -> None:
         ("serve.extra_args=['--no-enforce-eager']", "--enforce-eager has a field of its own"),
         ("serve.env={A-B: x}", "no environment name"),
         ("limits={canary_idle_s: 60, stall_s: 0}", "so that nobody waits for the token"),
+        ("model.repo=null", "has neither repo nor path"),
         ("engine=cuda-0.19", "lacks"),
     ],
 )

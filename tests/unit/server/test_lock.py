@@ -16,7 +16,7 @@ import pytest
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.lock import lock_path, locked_there, node_lock
+from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.ssh import SshLink
 from tests.unit.server.spoilt_locks import impatient, make
@@ -76,6 +76,15 @@ def test_waiting_says_once_who_holds_and_ends_in_time(
     assert now_s[0] == pytest.approx(5)
     assert len(told) == 1
     assert "sparkdeploy up v2" in told[0]
+
+
+def test_all_that_a_holder_has_named_is_known(tmp_path: Path) -> None:
+    """A recipe with many adapters names the folder of each, and no `clean` may take one."""
+    uses = tuple(f"/srv/{'x' * 200}/{number}" for number in range(100))
+    with node_lock(tmp_path, "n", command="sparkdeploy up", uses=uses):
+        holder = lock_holder(tmp_path, "n")
+    assert holder is not None
+    assert (holder.command, holder.uses) == ("sparkdeploy up", uses)
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
