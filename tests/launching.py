@@ -39,13 +39,7 @@ def container_spec(
     )
 
 
-def begin(
-    host: DockerHost,
-    spec: ContainerSpec,
-    deployment: str,
-    *,
-    crashes_dir: Path,
-) -> Launch:
+def begin(host: DockerHost, spec: ContainerSpec, deployment: str, *, crashes_dir: Path) -> Launch:
     """Put a container in place."""
     launch = launch_on(host, deployment, crashes_dir)
     launch.start([Rank(launch.nodes.here, spec)])
@@ -74,10 +68,7 @@ class _Wait:
 
 
 def wait_and_commit(
-    launch: Launch,
-    *,
-    wait: Callable[[str], Any],
-    details: Callable[[], Mapping[str, Any]] = dict,
+    launch: Launch, *, wait: Callable[[str], Any], details: Callable[[], Mapping[str, Any]] = dict
 ) -> Any:
     """Wait for the head's container, and keep what was started or put back the old."""
     watch: Any = _Wait(launch.head.container_id, wait, details)

@@ -17,9 +17,7 @@ BY_THEIR_OWN_CONFIGURATION = (
     *("qwen3.6-35b", "qwen3.6-35b-mtp", "qwen3.6-35b-nvfp4", "qwen3.8-27b-nvfp4"),
 )
 """recipes/facts/models.yaml has what their owners publish, or they are of the twin's family."""
-BY_A_SMALL_ONE = {
-    "gemma4-26b": "gemma4",
-}
+BY_A_SMALL_ONE = {"gemma4-26b": "gemma4"}
 """What is shipped of their configurations lacks a part; a test's stands in."""
 _NO_LAYERS = "how a '{}' model keeps a request is not known here"
 NOT_REHEARSED = {
