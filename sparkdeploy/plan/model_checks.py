@@ -78,17 +78,18 @@ def companions_are_known(plan: Plan) -> Iterator[Finding]:
 
 
 def room_on_disk(plan: Plan) -> Iterator[Finding]:
-    model, free_bytes = plan.observed.model, plan.observed.head.facts.data_free_bytes
+    missing, free_bytes = plan.observed.missing, plan.observed.head.facts.data_free_bytes
     if free_bytes is None:
         return
-    missing_bytes = model.missing_bytes if isinstance(model, MissingModel) else None
-    if not isinstance(model, MissingModel) or missing_bytes is None or missing_bytes <= free_bytes:
+    missing_bytes = sum(model.missing_bytes or 0 for model in missing)
+    if missing_bytes <= free_bytes:
         yield ok("folders.disk", f"{format_bytes(free_bytes)} free for models")
         return
+    names = " and ".join(model.repo for model in missing)
     yield fail_early(
         "folders.disk",
-        f"disk: {model.repo} takes {format_bytes(missing_bytes)}"
-        f"{' more' if model.here_bytes else ''} and the hub cache's "
+        f"disk: {names} {'take' if missing[1:] else 'takes'} {format_bytes(missing_bytes)}"
+        f"{' more' if any(model.here_bytes for model in missing) else ''} and the hub cache's "
         f"disk has {format_bytes(free_bytes)} free",
         "free some space, or point HF_HOME at another disk",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.up import Extent
+from sparkdeploy.deploy.wait import GroupWatch
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.node.lock import node_lock
@@ -21,6 +23,7 @@ from sparkdeploy.server.crash import Cause
 from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
+from tests.fakes.fabric import fabric_fact
 from tests.fakes.machines import (
     LATER,
     NEW,
@@ -231,6 +234,22 @@ def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.Mon
     with pytest.raises(UnhealthyError, match=f"{last}: attention: planned FLASHINFER"):
         lab.up(LATER)
     check_whole(lab, "1")
+
+
+def test_the_ends_of_ranks_are_ordered_by_clocks_as_they_were_seen(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skews, watch = [], GroupWatch.__init__
+
+    def init(group: GroupWatch, ranks: Any, skews_s: Any) -> None:
+        skews.append(skews_s)
+        watch(group, ranks, skews_s)
+
+    monkeypatch.setattr(GroupWatch, "__init__", init)
+    late = functools.partial(fabric_fact, clock_skew_s=60.0)
+    monkeypatch.setattr("tests.fakes.machines.fabric_fact", late)
+    lab.up(OLD)
+    assert skews == [{f"spark-{number + 1}": 60.0 for number in range(lab.count)}]
 
 
 def test_the_part_that_died_first_is_named(lab: Lab) -> None:

@@ -159,6 +159,11 @@ def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) 
     full = replace(SPARK, data_free_bytes=10**9)
     told = messages(plan(shipped, observed(node=full, model=cut)))
     assert "disk: a/b takes 12.0 GB more" in told
+    nearly = replace(SPARK, data_free_bytes=12 * 10**9)
+    drafter = MissingModel("c/d", "sparkdeploy checkpoint pull c/d", 10**9)
+    both = observed(node=nearly, model=cut, companions=(drafter,))
+    assert "disk: a/b and c/d take 13.0 GB more" in messages(plan(shipped, both))
+    assert plan(shipped, observed(node=nearly, model=cut)).problems == ()
 
 
 @pytest.mark.parametrize(
