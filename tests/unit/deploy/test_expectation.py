@@ -48,7 +48,6 @@ def carried(expected: Expectation) -> ContainerFact:
 def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
     expected = expectation_of(plan, plan.head)
     treated = replace(expected, converted=CONVERTED)
-
     assert expected.memory is not None
     assert expected.memory.needed_bytes > 100 * facts.GIB
     assert not expected.memory.page_cache_counts
@@ -66,7 +65,6 @@ def test_what_was_read_back_judges_like_the_plan(
 ) -> None:
     expected = expectation_on(carried(expectation_of(plan, plan.head)))
     assert expected is not None
-
     check_backends(expected, AS_PLANNED)
     check_backends(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
     assert "warning: attention: planned FLASHINFER, runs TRITON_ATTN" in capsys.readouterr().err
@@ -108,7 +106,6 @@ CONVERTED: dict[str, Any] = {
 def test_what_the_plugin_converted_is_what_was_planned(plan: Plan) -> None:
     expected = replace(expectation_of(plan, plan.head), converted=CONVERTED)
     done = replace(AS_PLANNED, **{**CONVERTED, "shared_int4_layers": None})
-
     check_backends(expected, done)
     with pytest.raises(UnhealthyError, match="fp8_layers=84, and the plugin said nothing"):
         check_backends(expected, AS_PLANNED)
@@ -130,6 +127,5 @@ def test_each_conversion_that_differs_is_an_error(
 ) -> None:
     expected = replace(expectation_of(plan, plan.head), converted=CONVERTED)
     done = replace(AS_PLANNED, **{**CONVERTED, name: made})
-
     with pytest.raises(UnhealthyError, match=said):
         check_backends(expected, done)

@@ -28,7 +28,6 @@ def test_status_and_down_say_whose_a_deployment_is(
     reached_alone(monkeypatch, engine)
     lines = "\n".join(plain_lines(status_lines(operating.current_rows())))
     removed = removal.down("main")
-
     assert removed == ("sparkdeploy-main",)
     assert ("  deployed by anna" in lines) == is_said
     assert ("deployed by" in lines) == is_said

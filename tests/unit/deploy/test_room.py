@@ -87,15 +87,12 @@ def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked
     clocked.back_at_s = 7
     # The list still has the one that is being replaced.
     clocked.listing = (container("sparkdeploy-main", memory_bytes=str(100 * GIB)),)
-
     require(clocked, claim)
-
     assert 7 <= clocked.now_s < 8
 
 
 def test_memory_that_does_not_come_back_is_an_error(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = RETURN_TIMEOUT_S + 60
-
     with pytest.raises(NodeError, match=r"but only 20\.0 GiB are available"):
         require(clocked, claim, drop=True)
 
@@ -104,10 +101,8 @@ def test_a_page_cache_in_the_way_is_told_and_left_alone(
     claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clocked.free = 30 * GIB
-
     require(clocked, replace(claim, page_cache_counts=True), drop=True)
     require(clocked, claim)
-
     assert "the page cache holds" in capsys.readouterr().err
     assert not clocked.drop_caches.exists()
 
@@ -116,9 +111,7 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
     claim: MemoryClaim, clocked: Clocked
 ) -> None:
     clocked.free = 30 * GIB
-
     require(clocked, claim, drop=True)
-
     assert clocked.drop_caches.read_text() == "1\n"
 
 
@@ -130,7 +123,6 @@ def test_memory_that_other_deployments_take_is_not_waited_for(
     clocked.listing = (loads,)
     with pytest.raises(NodeError, match=f"only {re.escape(said)} GiB are available"):
         require(clocked, claim, drop=True)
-
     assert clocked.now_s == 0
 
 
@@ -140,7 +132,6 @@ def test_a_machine_whose_memory_nobody_knows_is_not_refused(
     clocked.meminfo = ""
     require(clocked, claim)
     require(clocked, None)
-
     assert clocked.now_s == 0
 
 
@@ -176,7 +167,6 @@ def row_of(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> StatusRow
 def test_a_restart_is_shown_with_its_last_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     log = f"{SERVES}{MEMORY}{restart(1)}{SERVES}{FAULT}{restart(2)}{SERVES}"
     row = row_of(monkeypatch, engine_with(log))
-
     assert (row.state, row.restarts) == ("healthy", 2)
     assert "CUDA error" in row.last_cause
     shown = plain_lines(status_lines((row,)))
@@ -188,7 +178,6 @@ def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = row_of(monkeypatch, engine_with(f"{FAULT}{restart(3)}"))
-
     assert row.restarts == 3
 
 
@@ -197,6 +186,5 @@ def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
 )
 def test_without_a_restart_nothing_is_said(monkeypatch: pytest.MonkeyPatch, log: str) -> None:
     row = row_of(monkeypatch, engine_with(log))
-
     assert (row.restarts, row.last_cause) == (0, "")
     assert not any("restarted " in line for line in plain_lines(status_lines((row,))))

@@ -112,7 +112,6 @@ def test_a_container_that_was_renamed_is_left_alone(monkeypatch: pytest.MonkeyPa
     renamed = container("postgres", deployment="main")
     engine = FakeContainers.of(renamed, container("sparkdeploy-main"))
     reached_alone(monkeypatch, engine)
-
     assert removal.down("main") == ("sparkdeploy-main",)
     assert list(engine.facts.values()) == [renamed]
 
@@ -139,5 +138,4 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
         patch.setattr(diagnose, "connect", lambda _settings: FakeContainers())
         with contextlib.suppress(SparkdeployError):
             calls[command]()
-
     assert secret.read_text() == '["spark-1"]'

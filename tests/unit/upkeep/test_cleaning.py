@@ -177,9 +177,7 @@ def test_a_crash_is_packed_although_docker_and_the_recipe_are_broken(
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text("default_recipe: none-such\n")
     subject = {"name": "main", "folder's name": crash.name, "path": str(crash)}[by]
-
     bundle = diagnose(subject, tmp_path / "report.tar.gz")
-
     assert bundle.root_cause == "memory_floor: the guard"
     assert packed(bundle.path) >= {f"crash/{ROOT_CAUSE}", "doctor.json", "status.json"}
 
@@ -187,9 +185,7 @@ def test_a_crash_is_packed_although_docker_and_the_recipe_are_broken(
 def test_a_bundle_can_be_looked_at_with_cat(crash: Path, tmp_path: Path) -> None:
     (crash / ROOT_CAUSE).write_text("exception: \x1b]0;gone\x07\u202e")
     (crash / "x\x1b[2J").write_text("\x9b2J")
-
     bundle = diagnose("main", tmp_path / "report.tar.gz")
-
     assert bundle.files["crash/x\\x1b[2J"] == len("\\x9b2J")
     with tarfile.open(bundle.path) as tar:
         cause = tar.extractfile(f"crash/{ROOT_CAUSE}")
@@ -259,7 +255,6 @@ def test_what_an_unreachable_node_has_stays_noted_until_it_is_back(lab: Lab) -> 
     assert lab.names() == [[], [], [NEW]]
     assert lab.record.nodes("main") == ("spark-3",)
     assert not load_settings().cache_dir.exists()
-
     lab.gone = set()
     purge(lab.engines[0])
     assert lab.names() == [[], [], []]
