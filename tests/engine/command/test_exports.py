@@ -50,7 +50,6 @@ def test_compose_starts_the_very_container(
     )
     ours = host.inspect(host.create(spec))
     host.remove(ours["Id"])
-
     file = tmp_path / "compose.yaml"
     file.write_text(compose_text(spec, prepare="true"))
     try:
@@ -94,9 +93,7 @@ def test_compose_accepts_what_runs_beside(tmp_path: Path) -> None:
     for name, export in made.items():
         write_export(export, tmp_path / name)
     others = [word for name in made for word in ("-f", f"{tmp_path}/{name}/compose.yaml")]
-
     told = yaml.safe_load(compose(tmp_path / "litellm/compose.yaml", *others, "config"))
-
     assert set(told["services"]) == {*made, "node-exporter"}
     for name in ("litellm", "open-webui", "prometheus"):
         mounts = [item for item in told["services"][name]["volumes"] if isinstance(item, dict)]
@@ -123,9 +120,7 @@ def test_compose_hands_on_every_word(make_spec: SpecMaker, tmp_path: Path) -> No
     spec = replace(make_spec(), command=tuple(words), env=env)
     file = tmp_path / "compose.yaml"
     file.write_text(compose_text(spec, prepare="true"))
-
     service = yaml.safe_load(compose(file, "config"))["services"]["vllm"]
-
     # What `config` prints is a Compose file again: a `$` is doubled in it.
     assert [word.replace("$$", "$") for word in service["command"]] == words
     assert {name: text.replace("$$", "$") for name, text in service["environment"].items()} == env
@@ -138,14 +133,12 @@ def test_systemd_reads_every_word_as_it_was(tmp_path: Path) -> None:
     lines = [f"f {quoted(path)} 0600 - - -" for path in paths]
     (tmp_path / "made").mkdir()
     (tmp_path / "words.conf").write_text("\n".join(lines) + "\n")
-
     done = subprocess.run(
         ["systemd-tmpfiles", "--create", str(tmp_path / "words.conf")],
         capture_output=True,
         check=False,
         timeout=60,
     )
-
     assert {str(path) for path in (tmp_path / "made").iterdir()} == set(paths), done.stderr
 
 

@@ -113,18 +113,15 @@ def _running(image: str, options: list[str]) -> Iterator[str]:
 def test_the_command_works_on_a_pristine_machine_and_again_does_nothing(machine: str) -> None:
     first = docker("exec", machine, "/checkout/install.sh", "--tool-only")
     assert first.returncode == 0, first.stderr
-
     version = docker("exec", machine, "sparkdeploy", "--version")
     assert __version__ in version.stdout, version.stderr
     # What root has installed is every user's.
     listed = docker("exec", *SOMEBODY, machine, "sparkdeploy", "list")
     assert listed.returncode == 0, listed.stderr
     assert "mtp-2" in listed.stdout
-
     second = docker("exec", machine, "/checkout/install.sh", "--tool-only")
     assert second.returncode == 0, second.stderr
     assert "from these very sources already" in second.stderr
-
     removed = docker("exec", machine, "/checkout/install.sh", "--uninstall")
     assert removed.returncode == 0, removed.stderr
     for left in ("/usr/local/bin/sparkdeploy", "/opt/sparkdeploy"):
@@ -136,7 +133,6 @@ def test_a_user_on_a_machine_without_docker_is_told_all_commands(machine: str) -
     result = docker("exec", *SOMEBODY, machine, "/checkout/install.sh")
     assert result.returncode == 4
     assert "sudo apt-get install -y --no-install-recommends docker.io" in result.stderr
-
     looked = docker("exec", *SOMEBODY, machine, "/tmp/.local/bin/sparkdeploy", "setup")
     assert looked.returncode == 4
     said = looked.stdout + looked.stderr

@@ -74,12 +74,10 @@ def test_it_runs_by_name_in_an_empty_home_with_all_that_the_checkout_has(
 ) -> None:
     version = stranger.uvx("sparkdeploy", "--version")
     assert version.stdout == f"sparkdeploy {__version__}\n", version.stderr
-
     listed = stranger.uvx("sparkdeploy", "list", "--json")
     assert listed.returncode == 0, listed.stderr
     names = {item["name"] for item in json.loads(listed.stdout)["recipes"]}
     assert names >= {path.stem for path in (CHECKOUT / "recipes").glob("*.yaml")}
-
     planned = stranger.uvx("sparkdeploy", "plan", "v2", "--json")
     plan = json.loads(planned.stdout)
     assert plan["recipe"] == "v2", planned.stderr

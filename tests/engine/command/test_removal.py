@@ -118,12 +118,10 @@ def test_clean_removes_what_is_ours_and_unused_and_nothing_else(place: Place) ->
     ended.wait()
     volume = place.client.volumes.create("foreign")
     before = place.tags()
-
     shown = place.program.answer("clean", "--dry-run")
     assert {item["name"] for item in shown} == unused
     assert place.tags() == before
     removed = place.program.answer("clean", "--yes")
-
     assert removed == shown
     assert place.tags() == before - unused
     assert place.tags() >= used | foreign | {borrowed, place.ground.tag}
@@ -159,7 +157,6 @@ def test_the_removal_of_all_leaves_what_is_somebody_elses(place: Place, tmp_path
     )
     foreign = place.foreign_image("someone/else:1")
     stranger = place.client.containers.create(foreign, ["/x"], labels={labels.KIND: ""})
-
     shown = uninstall(program)
     assert shown.stderr.splitlines()[-1] == "nothing was removed"
     assert {"image", "container", "folder"} == {
@@ -167,7 +164,6 @@ def test_the_removal_of_all_leaves_what_is_somebody_elses(place: Place, tmp_path
     }
     assert place.tags() > {engine.tag, foreign}
     assert uninstall(program, "--yes").returncode == 0
-
     assert place.tags() == {foreign}
     assert [item.id for item in place.client.containers.list(all=True)] == [stranger.id]
     assert kept.is_dir()
@@ -203,7 +199,6 @@ def test_a_model_that_a_deployment_runs_from_stays(place: Place, tmp_path: Path)
     mount = Mount(str(model), "/m/hub/models--lab--twin")
     first = place.deploy(place.ground.tag, "first", mount)
     second = place.deploy(place.ground.tag, "second", mount)
-
     refused = place.program.run("checkpoint", "rm", "lab/twin", "--yes")
     assert refused.returncode == 4
     assert "lab/twin is in use by deployment first, second" in refused.stderr
@@ -214,7 +209,6 @@ def test_a_model_that_a_deployment_runs_from_stays(place: Place, tmp_path: Path)
     assert refused.returncode == 4
     assert "deployment second" in refused.stderr
     assert (model / "snapshots" / "1" / "config.json").is_file()
-
     place.host.stop(second)
     done = place.program.run("checkpoint", "rm", "lab/twin", "--yes")
     assert done.returncode == 0, done.stderr

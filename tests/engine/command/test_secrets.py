@@ -165,7 +165,6 @@ def test_the_search_would_find_one(tmp_path: Path) -> None:
 def test_the_key_is_in_use_all_the_same(host: DockerHost, deployed: str) -> None:
     guard = int(host.inspect(deployed)["State"]["Pid"])
     (server,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
-
     assert KEY in Path(f"/proc/{server}/environ").read_text()
     assert KEY not in Path(f"/proc/{guard}/environ").read_text()
 

@@ -57,7 +57,6 @@ def test_a_first_start_that_dies_leaves_evidence_and_no_container(
             make_spec(die_after_s=0, exit_code=9, crash_log="crashes/cuda_oom"),
             tmp_path / "crashes",
         )
-
     assert containers_of(host, deployment) == []
     (folder,) = crashes_in(tmp_path / "crashes")
     assert str(folder) in caught.value.message
@@ -81,9 +80,7 @@ def test_a_return_whose_command_is_gone_is_told_from_an_upgrade(
     launch.start([Rank(launch.nodes.here, found.kept[0])])
     # A first process that has no handler yet would be stopped after its deadline only.
     assert text_served_at(port) == "old"
-
     abandon(launch_on(host, deployment, crashes), reason="test")
-
     assert text_served_at(port) == "new"
     name = f"sparkdeploy-{deployment}"
     left = sorted(containers_of(host, deployment))

@@ -56,7 +56,6 @@ def test_what_is_killed_while_it_starts_brings_the_old_one_back(
         deployed.kill_container()
     else:
         os.kill(only_server(deployed), signal.SIGKILL)
-
     assert command.wait() == 7
     assert "137" in command.said()
     deployed.check_whole("old")
@@ -67,7 +66,6 @@ def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(deployed
     command = deployed.start("new", behaviour=behaviour)
     until(deployed.is_waited_for)
     deployed.tell_servers("ask")
-
     assert command.wait() == 7, command.said()
     assert "died of its first request (exit code 9)" in command.said()
     deployed.check_whole("old")
@@ -78,7 +76,6 @@ def test_vllm_killed_after_it_was_healthy_is_started_again_in_place(deployed: Gr
     until(deployed.guard_has_seen_health)
     killed = only_server(deployed)
     os.kill(killed, signal.SIGKILL)
-
     until(lambda: only_server(deployed) != killed)
     deployed.check_whole("old")
     after = deployed.deployment()
@@ -95,9 +92,7 @@ def test_a_deployment_killed_from_outside_is_started_by_the_next_up(
 ) -> None:
     deployed.kill_container(name)
     until(lambda: deployed.servers() == 0)
-
     code, said = deployed.up("new")
-
     assert code == 0, said
     deployed.check_whole("new")
 
@@ -122,7 +117,6 @@ def test_an_engine_killed_at_any_moment_is_recovered_from(deployed: Ground, seed
     command = deployed.start("new")
     time.sleep(random.Random(seed).uniform(0.05, LONGEST_KILL_S))
     deployed.engine.kill()
-
     code = command.wait()
     assert code in {0, 4, 7}, command.said()
     assert "Traceback" not in command.said()
@@ -142,7 +136,6 @@ def test_a_full_disk_of_the_engine_is_recovered_from(deployed: Ground) -> None:
         assert deployed.servers() <= 1
     finally:
         deployed.engine.free()
-
     found = deployed.deployment()
     assert found is not None
     # Where a full disk did not let the old one start again, the next command does that.
@@ -229,7 +222,6 @@ def test_a_model_that_eats_the_machine_is_stopped_and_the_old_one_comes_back(
 
     with deployed.host() as own, pytest.raises(ContainerDiedError) as caught:
         put_in_place(own, spec, crashes_dir=deployed.root / "crashes", wait=wait)
-
     assert caught.value.cause.name == "memory_floor"
     assert "exit code 86" in caught.value.message
     deployed.check_whole("old")
@@ -279,7 +271,6 @@ def test_many_ups_and_downs_leave_nothing_behind(place: Ground, count: int) -> N
     until(lambda: shims.issuperset(place.engine.processes(SHIM)))
     after = left_on_the_engine(place)
     print(f"{count} cycles; the process: {process}; the engine: {before} -> {after}")
-
     assert {**after, "engine_open_files": 0} == {**before, "engine_open_files": 0}
     assert after["engine_open_files"] <= before["engine_open_files"] + 3
     assert process["after"]["open_files"] <= process["before"]["open_files"]

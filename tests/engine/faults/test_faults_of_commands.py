@@ -44,7 +44,6 @@ def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) 
     command = place.start(f"new-{seed}")
     time.sleep(chance.uniform(0, LONGEST_KILL_S))
     command.send(signal.SIGKILL)
-
     assert command.wait() in {-signal.SIGKILL, 0}
     assert place.servers() <= 1
     place.settle()
@@ -71,9 +70,7 @@ def test_a_cli_that_is_interrupted_puts_things_right_itself(
     until(lambda: command.hears(signal.SIGHUP))
     time.sleep(random.Random(f"{name}{seed}").uniform(0.1, LONGEST_KILL_S))
     command.send(signal.Signals[name])
-
     code = command.wait()
-
     assert code in {130, 0}, command.said()
     assert "Traceback" not in command.said()
     # Interrupted after the answer, the new one stays all the same.
@@ -94,9 +91,7 @@ def test_a_start_is_ended_by_another_command(deployed: Ground, word: str, left: 
     (row,) = json.loads(said)
     assert row["state"] == "being replaced"
     assert "sparkdeploy up standin --name main" in row["half_done"]
-
     code, said = other_command(deployed, word, "--yes")
-
     assert code == 0, said
     assert command.wait() == 7
     assert "stopped or replaced by another command" in command.said()
@@ -134,9 +129,7 @@ def test_a_rollback_to_something_else_than_was_planned_warns_and_stays(place: Gr
     assert place.up("old", behaviour="--model-log returning.log")[0] == 0
     assert place.up("new")[0] == 0
     place.tell_servers("returning.log", FALLEN_BACK)
-
     code, said = place.cli.run("rollback", "--yes")
-
     assert code == 0, said
     assert "warning: speculation: planned off, runs mtp 2" in said
     place.check_whole("old")
@@ -158,7 +151,6 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
     # Between the look at what was left and the look at what runs.
     monkeypatch.setattr(deploy, "bring_models", answer_meanwhile)
     up_in_this_process(deployed, monkeypatch, behaviour)
-
     deployed.check_whole("new")
 
 
@@ -181,7 +173,6 @@ def test_a_clock_that_jumps_leaves_every_way_open(deployed: Ground, offset_s: fl
     until(deployed.is_waited_for)
     command.send(signal.SIGKILL)
     command.wait()
-
     code, said = deployed.cli.run("status", "--json", clock_offset_s=offset_s)
     assert code == 0
     assert json.loads(said)[0]["uptime_s"] >= 0

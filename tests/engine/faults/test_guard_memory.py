@@ -146,7 +146,6 @@ def test_a_child_that_eats_a_gib_a_second_is_stopped_above_the_floor(
     tmp_path: Path, round_number: int
 ) -> None:
     code, said, least_bytes, pid = fight(HUNGRY, tmp_path / "meminfo")
-
     assert code == 86
     assert [event["event"] for event in said if event["event"] != "memory_not_locked"] == [
         "memory_floor"
@@ -168,7 +167,6 @@ def test_a_command_that_starts_daemons_is_stopped_with_all_of_them(tmp_path: Pat
         finally:
             guard.kill()
             mirror.close()
-
     (said,) = [
         json.loads(line.partition(": ")[2]) for line in stderr.splitlines() if "floor" in line
     ]
@@ -187,7 +185,6 @@ def test_a_stop_also_ends_what_was_sent_into_the_background(tmp_path: Path) -> N
         guard.terminate()
         guard.wait(30)
     mirror.close()
-
     until(lambda: not Path(f"/proc/{pid}").exists())
 
 

@@ -211,7 +211,6 @@ def test_images_are_shown_saved_removed_and_loaded(
         assert code == 4, refused
         said(place, "image", "rm", plugin.tag, engine.tag, base.tag)
         assert not {base.tag, engine.tag, plugin.tag} & listed(host).keys()
-
         with file.open("rb") as archive:
             host.load_images(archive)
         assert same_content(listed(host), before)

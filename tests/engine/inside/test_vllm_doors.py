@@ -108,7 +108,6 @@ def test_vllm_fetches_nothing_for_a_client_by_our_launch(inside: Callable[..., A
     ]
     allowed = argv_of("serve.extra_args=[--allowed-media-domains, 127.0.0.1]")
     bare = [word for word in argv_of() if not word.startswith("--allowed-media-domains")]
-
     told = inside(
         "media.py",
         {
@@ -118,7 +117,6 @@ def test_vllm_fetches_nothing_for_a_client_by_our_launch(inside: Callable[..., A
         },
         **{redirects: serve_env(resolved.recipe, resolved.engine)[redirects]},
     )
-
     ours = told["ours"]["results"]
     assert len(ours) == 6 * (len(kinds) - 1) + 2
     for attempt, came in ours.items():
@@ -132,7 +130,6 @@ def test_vllm_fetches_nothing_for_a_client_by_our_launch(inside: Callable[..., A
 
 def test_a_foreign_chat_template_reads_and_changes_nothing(inside: Callable[..., Any]) -> None:
     found = inside("templates.py", {**LEAKING, **CHANGING})
-
     for name, came in found.items():
         assert came.startswith(("text", "SecurityError", "TypeError")), (name, came)
         for secret in (CANARY, "<class", "<module", "root:", "builtins", "PATH"):
@@ -143,7 +140,6 @@ def test_a_foreign_chat_template_reads_and_changes_nothing(inside: Callable[...,
 
 def test_what_a_foreign_chat_template_can_waste(inside: Callable[..., Any]) -> None:
     found = inside("templates.py", {name: template for name, (template, _) in COSTLY.items()})
-
     for name, (_, expected) in COSTLY.items():
         assert found[name].startswith(expected), (name, found[name])
 
@@ -151,5 +147,4 @@ def test_what_a_foreign_chat_template_can_waste(inside: Callable[..., Any]) -> N
 def test_the_sandbox_is_what_keeps_a_template_from_reading(inside: Callable[..., Any]) -> None:
     """Without it the same template reads the environment: the tests above could fail."""
     found = inside("templates.py", {"lipsum": LEAKING["lipsum"]}, WITHOUT_SANDBOX="1")
-
     assert CANARY in found["lipsum"]

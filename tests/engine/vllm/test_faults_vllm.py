@@ -71,9 +71,7 @@ def test_a_killed_command_is_followed_by_one_that_finishes(
     until(lambda: "non-default args" in log(host), timeout_s=600)
     command.kill()
     command.communicate()
-
     done = program.run("up", TWIN_RECIPE, "--name", NAME)
-
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stderr
     assert is_healthy()
@@ -85,7 +83,6 @@ def test_vllm_killed_after_it_was_healthy_comes_back_by_itself(
     time.sleep(3)  # the guard asks for health every two seconds
     killed = engine_pid(host)
     os.kill(killed, signal.SIGKILL)
-
     until(lambda: not is_healthy())
     until(is_healthy, timeout_s=300)
     assert '"event": "restart"' in log(host)

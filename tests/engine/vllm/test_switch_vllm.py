@@ -48,7 +48,6 @@ def test_vllm_makes_room_for_another_model_and_starts_again_as_the_same(
     client.check_names()
     print(f"silence: {client.downtime_s():.1f} s by the client, {done['downtime_s']:.1f} s told")
     assert abs(client.downtime_s() - done["downtime_s"]) < 5
-
     before = host.find_container(f"sparkdeploy-{NAME}")
     assert before is not None
     stopped = program.run("stop", NAME)
