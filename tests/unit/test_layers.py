@@ -44,10 +44,8 @@ WRAPPERS = {
     "filelock": {"sparkdeploy.checkpoint.transfer"},
     "h11": {"sparkdeploy.bench.streams"},
     "huggingface_hub": {
-        "sparkdeploy.checkpoint.hub",
-        "sparkdeploy.checkpoint.hub_client",
-        "sparkdeploy.checkpoint.store",
-        "sparkdeploy.checkpoint.transfer",
+        *("sparkdeploy.checkpoint.hub", "sparkdeploy.checkpoint.hub_client"),
+        *("sparkdeploy.checkpoint.store", "sparkdeploy.checkpoint.transfer"),
     },
     "starlette": {
         "sparkdeploy.gateway.access",

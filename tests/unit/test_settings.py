@@ -89,10 +89,8 @@ def test_mistakes_in_the_cluster_are_located_and_in_plain_words() -> None:
     with pytest.raises(RecipeError) as caught:
         read_cluster(section, "/none/config.yaml")
     assert sorted((caught.value.detail or "").splitlines()) == [
-        "cluster.nodes.0.fabric.0.address: it is missing",
-        "cluster.nodes.0.fabrik: unknown key",
-        "cluster.nodes.0.ssh: 3 is not a text",
-        "cluster.nodes: 1 given, at least 2 wanted",
+        *("cluster.nodes.0.fabric.0.address: it is missing", "cluster.nodes.0.fabrik: unknown key"),
+        *("cluster.nodes.0.ssh: 3 is not a text", "cluster.nodes: 1 given, at least 2 wanted"),
     ]
 
 

@@ -209,10 +209,8 @@ def test_what_is_written_reads_back(tree: Any) -> None:
     "text",
     [
         "? !!str {=: serve}\n: {trust_remote_code: true}\n",
-        "serve:\n  ? !!str [env]\n  : {A: b}\n",
-        "serve: {env: {!!str {=: X}: y}}\n",
-        "? {a: b}\n: c\n",
-        "? [a]\n: c\n",
+        *("serve:\n  ? !!str [env]\n  : {A: b}\n", "serve: {env: {!!str {=: X}: y}}\n"),
+        *("? {a: b}\n: c\n", "? [a]\n: c\n"),
     ],
 )
 def test_a_key_is_a_word(text: str) -> None:

@@ -122,10 +122,8 @@ def test_the_table_of_features_says_what_the_sources_say(
             "linear.resolve_quant_method",
         ),
         (
-            "vllm/model_executor/layers/logits_processor.py",
-            "def get_top_k_tokens(",
-            "def get_best_tokens(",
-            "LogitsProcessor, in whose place",
+            *("vllm/model_executor/layers/logits_processor.py", "def get_top_k_tokens("),
+            *("def get_best_tokens(", "LogitsProcessor, in whose place"),
         ),
     ],
 )

@@ -56,10 +56,8 @@ def test_an_update_says_what_changes_before_it_takes_it(run: Run, origin: Path) 
     asked = run("recipe", "source", "update")
     assert (asked.returncode, "birds stays at" in asked.stdout) == (9, True)
     for line in (
-        "create mode 100644 recipes/new.yaml",
-        "delete mode 100644 recipes/four/owl.yaml",
-        "mods/fix-owl/run.sh",
-        "recipes/owl.yaml",
+        *("create mode 100644 recipes/new.yaml", "delete mode 100644 recipes/four/owl.yaml"),
+        *("mods/fix-owl/run.sh", "recipes/owl.yaml"),
     ):
         assert line in asked.stderr
     assert run.answer("show", "birds/recipes/owl", "--json")["serve"]["max_model_len"] == 4096

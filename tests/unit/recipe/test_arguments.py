@@ -98,10 +98,8 @@ def test_a_flag_keeps_the_words_that_were_written() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "serve.extra_args=[--moe-backend, b12x]",
-        "serve.extra_args=[--linear-backend=b12x]",
-        "serve.attention_backend=B12X",
-        "serve.attention_backend=b12x",
+        *("serve.extra_args=[--moe-backend, b12x]", "serve.extra_args=[--linear-backend=b12x]"),
+        *("serve.attention_backend=B12X", "serve.attention_backend=b12x"),
         "serve.speculative.moe_backend=b12x",
     ],
 )

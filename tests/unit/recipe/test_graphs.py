@@ -44,9 +44,7 @@ def test_a_proven_release_is_left_to_capture_full_graphs(shipped: Library, recip
         "serve.compilation_config={cudagraph_mode: piecewise}",
         "serve.extra_args=['-cc.cudagraph_mode=PIECEWISE']",
         "serve.extra_args=['--compilation-config.cudagraph_mode', 'NONE']",
-        "serve.enforce_eager=true",
-        "serve.speculative=null",
-        "serve.kv_cache_dtype=fp8",
+        *("serve.enforce_eager=true", "serve.speculative=null", "serve.kv_cache_dtype=fp8"),
     ],
 )
 def test_nothing_is_chosen_where_the_recipe_leaves_nothing_open(

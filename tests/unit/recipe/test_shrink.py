@@ -92,10 +92,8 @@ def test_every_line_of_a_recipe_that_a_cpu_cannot_do_is_listed(
         shipped,
         "baseline",
         (
-            "model={repo: a/b}",
-            "serve.attention_backend=FLASHINFER",
-            "serve.kv_cache_dtype=fp8",
-            "serve.quantization=fp8",
+            *("model={repo: a/b}", "serve.attention_backend=FLASHINFER"),
+            *("serve.kv_cache_dtype=fp8", "serve.quantization=fp8"),
             "serve.tool_call_parser=hermes",
             "serve.speculative={method: eagle3, model: c/d, tokens: 3}",
             "serve.extra_args=[--moe-backend, marlin, --max-logprobs, '5', --kv-sharing-fast]",
