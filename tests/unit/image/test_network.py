@@ -129,10 +129,8 @@ def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
         f"SPARKDEPLOY_{kind}_DIR": str(tmp_path) for kind in ("CONFIG", "STATE", "DATA", "CACHE")
     }
     settings = load_settings({**folders, f"SPARKDEPLOY_{name.upper()}": "~/not here"})
-
     with pytest.raises(RecipeError, match=f"{name}: .*is not there") as refused:
         network.files(stages[1], settings)
-
     assert "~" not in refused.value.message
     assert refused.value.hint == f"it is set by environment SPARKDEPLOY_{name.upper()}"
 
