@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sparkdeploy.bench.campaign import run as stage
+from sparkdeploy.bench.campaign import steps
 from sparkdeploy.bench.campaign.folder import (
     HAS_SERVED,
     PLAN,
@@ -156,6 +157,17 @@ def test_one_that_was_left_asks_again_before_it_replaces_anything_and_two_never_
     with stage.alone(settings), pytest.raises(BenchError, match="is running already"):
         stage.run_campaign(None, settings, lambda _question: True)
     assert unfinished(tmp_path) == campaign
+
+
+def test_a_tuning_that_fails_is_a_step_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = FakeContainers.of(container("sparkdeploy-main", recipe="v2"))
+    engine.exec = lambda *_: (1, "timing\nthe card is busy\n")
+    monkeypatch.setattr(steps, "connect", lambda _settings: engine)
+    made = steps.Steps(begun(tmp_path, "a", None), load_settings())
+    with pytest.raises(BenchError, match="ended with exit code 1: the card is busy"):
+        made.take(0, StepKind.TUNE)
 
 
 def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,7 +15,13 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench import suites
 from sparkdeploy.bench.figures import mean_of
-from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
+from sparkdeploy.bench.run import (
+    Finished,
+    floor_of,
+    require_figures,
+    require_gate,
+    require_gated_suite,
+)
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
@@ -29,7 +36,7 @@ from sparkdeploy.bench.suites import (
     sweep_suite,
 )
 from sparkdeploy.errors import BenchError, UsageError
-from tests.fakes.bench_runs import origin, sample_run
+from tests.fakes.bench_runs import loaded_run, origin, sample_run
 
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
@@ -145,6 +152,21 @@ def test_a_gate_needs_its_suite_and_a_floor() -> None:
         floor_of(replace(origin("v2", 51), recipe=None), None)
     assert floor_of(origin("v2", 51), None)[0] == 51
     assert floor_of(origin("v2", 51), 40.0) == (40.0, "--floor")
+
+
+def test_a_load_of_which_most_failed_is_an_error() -> None:
+    run = loaded_run("v2", speed=51.0)
+    load = run.suites[-2]
+
+    def judge(failures: int) -> None:
+        loads = (replace(it, failures=failures) for it in load.loads)
+        cells = (replace(it, load=own) for it, own in zip(load.cells, loads, strict=True))
+        suite = replace(load, cells=tuple(cells))
+        require_figures(Finished(replace(run, suites=(suite,)), Path("run.json")))
+
+    judge(30)
+    with pytest.raises(BenchError, match="93 of 180 requests failed"):
+        judge(31)
 
 
 def test_a_gate_holds_the_mean_against_the_floor() -> None:

@@ -533,6 +533,18 @@ def test_a_request_that_is_never_whole_keeps_no_connection(
             assert time.monotonic() - began_s < 3
 
 
+def test_one_connection_too_many_is_answered_503(
+    deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "MAX_CONNECTIONS", 3)
+    with gateway(stack_of(), deployments) as client, contextlib.ExitStack() as held:
+        assert client.get("/health").status_code == 200
+        for _ in range(3):
+            place = client.base_url.host, client.base_url.port or 0
+            held.enter_context(socket.create_connection(place, timeout=WAIT_S))
+        until(lambda: client.get("/health").status_code == 503)
+
+
 def test_a_long_answer_outlives_the_time_of_a_head(
     deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,9 @@ def test_a_server_that_answers_is_where_requests_go(seen: Any, server: TableServ
 
 
 def test_a_server_is_silent_for_a_moment_and_then_gone(seen: Any, server: TableServer) -> None:
-    found = seen(FakeContainers.of(fact_at(server.port)))
+    fact = fact_at(server.port)
+    engine = FakeContainers.of(fact)
+    found = seen(engine)
     server.answers["/health"] = (503, "")
     assert found.look().models["main"].seen is Sighting.STARTING, "it has never answered"
     server.answers["/health"] = (200, "")
@@ -78,6 +80,11 @@ def test_a_server_is_silent_for_a_moment_and_then_gone(seen: Any, server: TableS
     server.answers["/health"] = (503, "")
     looks = [found.look().models["main"].seen for _ in range(FORGIVEN_MISSES + 2)]
     assert looks == [Sighting.HEALTHY] * FORGIVEN_MISSES + [Sighting.STARTING] * 2
+    server.answers["/health"] = (200, "")
+    assert found.look().models["main"].seen is Sighting.HEALTHY
+    server.answers["/health"] = (503, "")
+    engine.facts[fact.container_id] = replace(fact, started_at="2026-11-20T13:02:00Z")
+    assert found.look().models["main"].seen is Sighting.STARTING, "nor has it since this start"
 
 
 def test_nobody_listens_while_it_starts(seen: Any) -> None:
@@ -111,6 +118,9 @@ def test_a_death_is_said_with_its_cause_and_its_log_read_once(
     assert "exit code 1" in first.cause
     monkeypatch.setattr(engine, "logs", lambda *_, **__: pytest.fail("it is read again"))
     assert found.look().models["main"].cause == first.cause
+    engine.facts[fact.container_id] = replace(fact, finished_at="2026-11-20T13:05:00Z")
+    with pytest.raises(pytest.fail.Exception, match="it is read again"):
+        found.look()
 
 
 def test_docker_that_is_back_is_asked_anew(seen: Any) -> None:

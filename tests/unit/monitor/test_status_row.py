@@ -254,3 +254,4 @@ def test_a_crash_explains_only_a_start_that_ended_with_one(tmp_path: Path) -> No
     assert row.given_up == "exit code 3"
     (row,) = with_failed_starts((), {"main": FailedStart(7)}, tmp_path / "empty")
     assert row.given_up == "exit code 7"
+    assert with_failed_starts((MAIN,), {"main": FailedStart(7)}, tmp_path) == (MAIN,)

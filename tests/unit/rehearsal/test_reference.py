@@ -13,7 +13,7 @@ import pytest
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
-from sparkdeploy.rehearsal import rehearse, requests
+from sparkdeploy.rehearsal import miniature, rehearse, requests
 from sparkdeploy.rehearsal.miniature import Miniature, miniature_of
 from sparkdeploy.rehearsal.requests import (
     Answer,
@@ -143,6 +143,14 @@ def test_less_drafted_than_the_recipe_says_fails(
     rehearse._check_drafting(recipe, Speculation(10, 20, 10))
     with pytest.raises(UnhealthyError, match="the recipe drafts 2 tokens a step"):
         rehearse._check_drafting(recipe, drafted)
+
+
+def test_it_listens_where_no_deployment_does_or_will(
+    shipped: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(miniature, "is_port_free", lambda port: port != 8191)
+    assert miniature.port_of(load_recipe(shipped, "v2"), {8190}) == 8192
+    assert miniature.port_of(load_recipe(shipped, "v2", ("serve.port=8190",)), {8190}) == 8190
 
 
 @pytest.mark.parametrize(("floor", "kept"), [("4", 1.0), ("0.5", 0.5)])
