@@ -293,12 +293,10 @@ def test_an_older_place_of_root_gives_way_to_one_that_all_users_can_read(machine
     machine.run("--tool-only")
     assert machine.link.resolve().is_relative_to(older)
     del machine.environment["SPARKDEPLOY_HOME"]
-
     removed = machine.run("--uninstall")
     assert removed.returncode == 0, removed.stderr
     assert not older.exists()
     assert not machine.link.is_symlink()
-
     shutil.copytree(machine.root / "commands", older / "bin")
     assert machine.run("--tool-only").returncode == 0
     venv = machine.root / "opt" / "sparkdeploy" / "venv"
@@ -306,11 +304,9 @@ def test_an_older_place_of_root_gives_way_to_one_that_all_users_can_read(machine
     # Units of systemd that were exported before name it.
     assert older.is_symlink()
     assert older.resolve() == venv
-
     again = machine.run("--tool-only")
     assert "Removed" not in again.stderr
     assert older.resolve() == venv
-
     assert machine.run("--uninstall").returncode == 0
     assert not older.is_symlink()
     assert not older.parent.exists()
