@@ -97,7 +97,6 @@ def test_the_plan_is_one_and_what_it_says_is_started(
     text = program.run("plan", *asked, "--show", "container").stdout
     assert re.findall(r"^# (\S+)\ndocker run ", text, re.MULTILINE) == [head.name, worker.name]
     assert ours(head) == ours(worker) == []
-
     done = up(program, *ONE)
     assert done.returncode == 0, done.stderr
     assert "engine 0 B" not in done.stderr

@@ -70,7 +70,6 @@ def test_a_cut_transfer_goes_on_where_it_was(
     kept = arrived_bytes(worker)
     assert kept > ARRIVED_BYTES // 2
     head.take_command("rsync")
-
     done = program.finish(send(program))
     found = re.search(r"sent (\d+)", done.stdout)
     assert found is not None, done.stdout + done.stderr

@@ -30,9 +30,7 @@ COMMON_FLAGS = [
     *("--limit-mm-per-prompt", '{"image":0,"video":0}', "--gdn-prefill-backend", "triton"),
     "--no-enable-prefix-caching",
 ]
-FIXED_CACHE_FLAGS = [
-    *("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "2147483648"),
-]
+FIXED_CACHE_FLAGS = [*("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "2147483648")]
 """Servers that share a card; one that has it alone measures what is left for its cache."""
 TRACED_TOKENS = (8, 40)
 GRAPH_FLAGS = ["--compilation-config", '{"cudagraph_capture_sizes":[1,2,3,4,6,8,12,24]}']

@@ -39,10 +39,7 @@ FLAGS = [
 LONG_FLAGS = ["--max-model-len", "131072", "--kv-cache-memory-bytes", "3221225472"]
 CONTEXTS = (1_000, 64_000)
 OWN_NUMBERS = ["--pid", "--fork", "--kill-child", "--mount-proc"]
-OWN = (
-    ["unshare", "--mount", "--ipc", *OWN_NUMBERS, "--"],
-    ["unshare", "--mount", "--ipc", "--"],
-)
+OWN = (["unshare", "--mount", "--ipc", *OWN_NUMBERS, "--"], ["unshare", "--mount", "--ipc", "--"])
 """What makes a process a machine of its own, the best first; with its own numbers all that a rank
 started ends with it, and `ray stop` finds that machine's Ray alone."""
 OWN_FOLDERS = """\

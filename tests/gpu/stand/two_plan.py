@@ -96,18 +96,13 @@ def two_nodes(number: int) -> ClusterConfig:
         for last, name in enumerate(("one", "two"), start=2)
     )
     return ClusterConfig(
-        nodes=nodes,
-        master_port=FIRST_MASTER_PORT + 10 * number,
-        ray_port=FIRST_RAY_PORT + number,
+        nodes=nodes, master_port=FIRST_MASTER_PORT + 10 * number, ray_port=FIRST_RAY_PORT + number
     )
 
 
 def ranks(resolved: Resolved, topology: Topology, model: str) -> Iterator[dict[str, object]]:
     for rank in topology.ranks:
-        yield {
-            "argv": argv(resolved, topology, rank, model),
-            "env": env(resolved, topology, rank),
-        }
+        yield {"argv": argv(resolved, topology, rank, model), "env": env(resolved, topology, rank)}
 
 
 def argv(resolved: Resolved, topology: Topology, rank: NodeRank, model: str) -> tuple[str, ...]:

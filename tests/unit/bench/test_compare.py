@@ -143,7 +143,6 @@ def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation
         one, other = ([dice.gauss(0.0, deviation) for _ in range(runs)] for _ in range(2))
         estimate = ratio_of(one, other, spread_of([one, other]))
         claimed += verdict_of(estimate) is not DifferenceVerdict.NONE
-
     # Six standard deviations of a binomial beyond 5 %: found only where the claim is false.
     assert 0.05 - 6 * 0.0089 <= claimed / simulated <= 0.05 + 6 * 0.0089
 
