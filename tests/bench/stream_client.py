@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import socket
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
@@ -85,10 +84,6 @@ def serve(port: Connection, rate: float, tokens: int) -> None:
     asyncio.run(run())
 
 
-def read_pieces(exchange: Exchange) -> Iterator[tuple[float, bytes]]:
-    return ((it.at_s, it.data) for it in exchange.arrivals)
-
-
 def by_httpx2(url: str, streams: int) -> list[Exchange]:
     """Read as many answers at once, each chunk with the moment at which httpx2 hands it out."""
 
@@ -134,15 +129,15 @@ def main() -> None:
         server.kill()
     counted = sum(answer.completion_tokens for answer in answers)
     asked = options.streams * tokens
-    tokens_read = [
-        [(at_s, text) for at_s, text in event_data(read_pieces(exchange)) if text != DONE]
-        for exchange in exchanges
-    ]
+    events = [list(event_data((it.at_s, it.data) for it in one.arrivals)) for one in exchanges]
     late = quantiles(
-        at_s - float(json.loads(text)["id"]) for one in tokens_read for at_s, text in one
+        at_s - float(json.loads(text)["id"]) for one in events for at_s, text in one if text != DONE
     )
     gaps = quantiles(
-        after_s - before_s for one in tokens_read for (before_s, _), (after_s, _) in pairwise(one)
+        after_s - before_s
+        for one in events
+        for (before_s, _), (after_s, text) in pairwise(one)
+        if text != DONE
     )
     print(f"{options.streams} streams of {options.rate:g} tokens/s for {options.seconds:g} s")
     print(f"  tokens: {counted} of {asked}, {asked - counted} lost")

@@ -229,3 +229,11 @@ def test_a_server_that_falls_silent_is_waited_for_as_long_as_was_said() -> None:
         with pytest.raises(requests.ReadTimeout):
             session.get(f"http://127.0.0.1:{port}", timeout=LIMIT_S)
         assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.parametrize("target", ["/here", "http://127.0.0.1:9/elsewhere", "http://[x", "//x:y"])
+def test_no_redirect_is_followed(target: str) -> None:
+    head = f"HTTP/1.1 307 Elsewhere\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
+    with answering(head, b"", 1.0) as port, bounded_http.BoundedSession(10) as session:
+        answer = session.post(f"http://127.0.0.1:{port}", data="a prompt", timeout=10)
+        assert (answer.status_code, answer.history) == (307, [])
