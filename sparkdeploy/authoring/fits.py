@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from sparkdeploy.authoring.model_facts import WhenMissing
 from sparkdeploy.authoring.outlook import Ground
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import RecipeError, SparkdeployError
 from sparkdeploy.estimate.hardware import HERE, facts_folder, hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.recipe.load import Resolved
@@ -16,12 +16,14 @@ from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTa
 BROKEN = "broken"
 
 
-def fitting_rows(ground: Ground) -> list[dict[str, object]]:
+def fitting_rows(
+    ground: Ground, recipes: Mapping[str, Resolved | RecipeError]
+) -> list[dict[str, object]]:
     return [
         fitting_row(ground, item)
         if isinstance(item, Resolved)
         else {"recipe": name, "fits": BROKEN, "machines": 1, "reason": item.in_one_line}
-        for name, item in ground.loaded.items()
+        for name, item in recipes.items()
     ]
 
 

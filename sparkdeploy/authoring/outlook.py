@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 from sparkdeploy.authoring.model_facts import WhenMissing, drafter_of, facts_of
 from sparkdeploy.checks.report import Finding, said
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     HERE,
@@ -196,7 +195,6 @@ class Ground:
     settings: Settings
     recipe_library: Library
     shipped: Mapping[str, model.ModelFacts]
-    loaded: Mapping[str, Resolved | RecipeError]
     acceptance: Mapping[str, Acceptance]
     reached: Speed
 
@@ -275,16 +273,18 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
 
 
 def ground_for(hardware: str, settings: Settings) -> Ground:
-    """Read facts and recipes once; raise UsageError for unknown hardware."""
+    """Read facts and records once; raise UsageError for unknown hardware."""
     recipe_library, folder = library(settings), facts_folder()
     machines = read_hardware(folder / "hardware.yaml")
     machine = machine_wanted(hardware, machines)
     shipped = model.read_shipped_facts(folder / "models.yaml")
-    acceptance, loaded = read_acceptance(folder / "speculation.yaml"), load_all(recipe_library)
-    recipes = {name: it for name, it in loaded.items() if isinstance(it, Resolved)}
+    acceptance = read_acceptance(folder / "speculation.yaml")
     measured = measured_on(machine, settings)
+    # Of the recipes only those with records: to read them all takes longer than all the rest.
+    loaded = load_all(recipe_library, {it.recipe for it in measured})
+    recipes = {name: it for name, it in loaded.items() if isinstance(it, Resolved)}
     reached = fit_speed(machine, recipes, shipped, acceptance, measured)
-    return Ground(settings, recipe_library, shipped, loaded, acceptance, reached)
+    return Ground(settings, recipe_library, shipped, acceptance, reached)
 
 
 def _of_one_node(whole: Outlook) -> Outlook:

@@ -62,15 +62,18 @@ def list_recipes(
     from sparkdeploy.authoring.outlook import ground_for, here_or_spark
     from sparkdeploy.estimate.hardware import HERE
     from sparkdeploy.recipe import report
+    from sparkdeploy.recipe.load import load_all
 
     judged = fits or (HERE if as_json else here_or_spark())
     ground = ground_for(judged, options.current_settings())
-    rows, known = fitting_rows(ground), ground.recipe_library
+    known = ground.recipe_library
+    loaded = load_all(known)
+    rows = fitting_rows(ground, loaded)
     if fits is not None:
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
     verdicts, default = fit_words(rows), ground.settings.default_recipe
-    recipes = list(report.recipe_rows(ground.loaded, known))
+    recipes = list(report.recipe_rows(loaded, known))
     engines = list(report.engine_rows(known))
     fitting = [{**row, "fits_here": verdicts.get(row["name"], "?")} for row in recipes]
     content = {"default": default, "recipes": fitting, "engines": engines}

@@ -1,5 +1,7 @@
 """YAML documents that remember on which line each value stands."""
 
+import copy
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,13 +58,19 @@ def read_document(path: Path) -> Document:
     """Read one YAML mapping; raise RecipeError when it is none or over the reader's limits."""
     text, place = yaml_text.read_in_place(path)
     read = ReadFile(place, hashlib.sha256(text.encode()).hexdigest())
-    marked = yaml_text.load_mapping(text, str(path))
-    content = marked.content
+    marked = _parsed(text, str(path))
+    content = copy.deepcopy(marked.content)
     return Document(
         {key: it for key, it in content.items() if it is not None or key not in SECTIONS},
         {key: ValueOrigin(str(path), line, read) for key, line in marked.lines.items()},
         tuple(key for key, _ in marked.duplicates),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str, where: str) -> yaml_text.Marked:
+    """Parse a text once: a list of recipes comes by the ones that they extend again and again."""
+    return yaml_text.load_mapping(text, where)
 
 
 def is_foreign(document: Document) -> bool:

@@ -53,14 +53,14 @@ class Library:
     consents: Path | None = None
 
     def recipe_files(self) -> dict[str, Path]:
-        return self._files("*.yaml")
+        return self._files("")
 
     def own_names(self) -> frozenset[str]:
         """Return the names of recipes that lie in another folder than the last, the shipped one."""
         return frozenset(it.stem for folder in self.folders[:-1] for it in folder.glob("*.yaml"))
 
     def engine_files(self) -> dict[str, Path]:
-        return self._files("engines/*.yaml")
+        return self._files("engines")
 
     def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
         """Return which of the files that values stand in lay elsewhere when they were read."""
@@ -72,10 +72,18 @@ class Library:
             file for file, place in read if not (place and any(map(place.is_relative_to, own)))
         )
 
-    def _files(self, pattern: str) -> dict[str, Path]:
+    def _files(self, below: str) -> dict[str, Path]:
         # The first folder that has a name wins.
-        paths = (path for folder in reversed(self.folders) for path in sorted(folder.glob(pattern)))
-        return {path.stem: path for path in paths}
+        folders = [folder / below for folder in reversed(self.folders)]
+        return {path.stem: path for folder in folders for path in _yaml_files(folder)}
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - a path for each is slow, and most commands ask
+    except OSError:
+        return []
+    return [folder / name for name in names if name.endswith(".yaml")]
 
 
 def recipe_folders(settings: Settings) -> tuple[Path, ...]:

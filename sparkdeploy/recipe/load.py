@@ -48,7 +48,7 @@ from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Sized
+    from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 
     from sparkdeploy.recipe.foreign.report import Translation
 
@@ -136,10 +136,16 @@ def load_recipe(
     raise error
 
 
-def load_all(library: Library) -> dict[str, Resolved | RecipeError]:
-    """Load every recipe of a library, in the order of their names; a broken one is its error."""
+def load_all(
+    library: Library, names: Collection[str] | None = None
+) -> dict[str, Resolved | RecipeError]:
+    """Load every recipe of a library, or those `names` that it has; a broken one is its error.
+
+    They are in the order of their names.
+    """
     found: dict[str, Resolved | RecipeError] = {}
-    for name in sorted(library.recipe_files()):
+    files = library.recipe_files()
+    for name in sorted(files if names is None else files.keys() & names):
         try:
             found[name] = load_recipe(library, name)
         except RecipeError as error:

@@ -12,7 +12,7 @@ DOCKERFILE = r"""
 FROM {base} AS whole
 LABEL {leftover}
 RUN mkdir -p /small/usr/local/bin && cd / && python="$(ls usr/bin/python3*) usr/lib/python3*" \
- && programs="usr/bin/dash usr/bin/sh usr/bin/mkdir usr/bin/ln usr/bin/install usr/bin/head" \
+ && programs="$(printf 'usr/bin/%s ' dash sh mkdir ln install head cp touch)" \
  && cp -a --parents bin lib lib64 usr/lib64 usr/bin/sleep $programs $python /small \
  && libraries="$(ldd $programs usr/bin/python3 usr/lib/python3*/lib-dynload/*.so)" \
  && libraries="$(printf '%s\n' "$libraries" | grep -o '[[:space:]]/lib[^ ]*' | sort -u)" \

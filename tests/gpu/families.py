@@ -18,80 +18,12 @@ from tests.families.cases import CASES
 PARTS = 3
 """Programs that share the card with small models."""
 
-QWEN3_14B: dict[str, Any] = {
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 40,
-    "tie_word_embeddings": False,
-}
-DEEPSEEK_V2_LITE: dict[str, Any] = {
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 102400,
-    "max_position_embeddings": 163840,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-        "original_max_position_embeddings": 4096,
-    },
-}
-GPT_OSS_120B: dict[str, Any] = {
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "experts_per_token": 4,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "eos_token_id": 200002,
-    "pad_token_id": 199999,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-GEMMA3_12B: dict[str, Any] = {
-    "hidden_size": 3840,
-    "intermediate_size": 15360,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "query_pre_attn_scalar": 256,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
-    "tie_word_embeddings": True,
-}
-LARGE = {
-    "Qwen3-14B": ("qwen3-dense", QWEN3_14B),
-    "DeepSeek-V2-Lite": ("deepseek-v2", DEEPSEEK_V2_LITE),
-    "gpt-oss-120b": ("gpt-oss", GPT_OSS_120B),
-    "Gemma-3-12B": ("gemma3", GEMMA3_12B),
-}
-"""The published config.json's sizes, over the further keys of the small one."""
+LARGE = json.loads(Path(__file__).with_name("large_models.json").read_text())
+"""Sizes of published config.json files, over the further keys of a small one of the family."""
 
 
 def large_config(name: str) -> dict[str, Any]:
-    family, own = LARGE[name]
-    return {**config(family), **own}
+    return {**config(LARGE[name]["family"]), **LARGE[name]["sizes"]}
 
 
 def _large_cases() -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ class Pattern:
 @dataclass(frozen=True)
 class Module:
     path: Path
+    text: str
     tree: ast.Module
     names: dict[str, Any]
     """What its names stand for: imported, or, inside containers, its constants alone."""
@@ -46,13 +47,16 @@ def modules() -> tuple[Module, ...]:
 
 
 def _module(path: Path) -> Module:
-    tree = syntax.tree(path.read_text())
-    if not any(isinstance(node, ast.Name) and node.id == "re" for node in ast.walk(tree)):
-        return Module(path, tree, {})
+    text = path.read_text()
+    tree = syntax.tree(text)
+    if "re." not in text:
+        return Module(path, text, tree, {})
     inside = {"vllm_plugin", "inside", "__main__.py"} & set(path.parts)
     if not inside:
         dotted = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
-        return Module(path, tree, vars(importlib.import_module(dotted.removesuffix(".__init__"))))
+        return Module(
+            path, text, tree, vars(importlib.import_module(dotted.removesuffix(".__init__")))
+        )
     names: dict[str, Any] = {"re": re}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
@@ -60,16 +64,17 @@ def _module(path: Path) -> Module:
                 names[target.id] = _value(node.value, names)
             except (NameError, TypeError, AttributeError):
                 continue
-    return Module(path, tree, names)
+    return Module(path, text, tree, names)
 
 
+@functools.cache
 def patterns() -> tuple[tuple[Pattern, ...], tuple[str, ...]]:
     """Return all patterns, and the calls whose pattern cannot be read from the source."""
     found: list[Pattern] = []
     unread: list[str] = []
     for module in modules():
         found += _of_names(module)
-        for function, call in _calls(module.tree):
+        for function, call in _calls(module.tree) if module.names else ():
             pattern = _pattern_of(call, module)
             if pattern is not None:
                 kind = call.func.attr  # type: ignore[attr-defined]
@@ -186,7 +191,7 @@ def _compiled_in(value: Any, depth: int = 3) -> Iterator[re.Pattern[Any]]:
 
 def _uses(module: Module, name: str) -> frozenset[str]:
     """Return the methods that are called of a module's pattern; all where it is handed on."""
-    places = [module] if name.startswith("_") else modules()
+    places = [module] if name.startswith("_") else [it for it in modules() if name in it.text]
     methods = set().union(*(_uses_in(place.path).get(name, set()) for place in places))
     return _known(methods)
 

@@ -52,6 +52,8 @@ class Place:
             "SPARKDEPLOY_HOME": str(self.home / "program"),
             "SPARKDEPLOY_BIN": str(self.home / "bin"),
             "SPARKDEPLOY_LOCK_DIR": str(self.home / "locks"),
+            # Where the tests' own programs find each module compiled.
+            "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", ""),
             **(env or {}),
         }
         return subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -44,11 +45,11 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
 }
 """Patterns that stand in tables and files, by the function that uses them."""
 SHORT, LONG = 1_000, 20_000
-SUSPECT_S = 0.0002
-"""Over the short text; what takes quadratic time is then far from the limit over the long one."""
-HOPELESS_S = 0.02
 LIMIT_S = 0.5
 """For one long text; the linear ones take a few milliseconds."""
+SUSPECT_S = LIMIT_S / (LONG / SHORT) ** 2 / 2
+"""Over the short text: half of what quadratic time takes of the limit."""
+HOPELESS_S = 0.02
 
 
 @functools.cache
@@ -64,13 +65,12 @@ def everything() -> tuple[Pattern, ...]:
 
 def slow_text(pattern: Pattern) -> str | None:
     """Return the beginning of a text that takes long; None when none does."""
-    for short, long in zip(
-        texts(pattern.compiled, SHORT), texts(pattern.compiled, LONG), strict=True
-    ):
+    for place, short in enumerate(texts(pattern.compiled, SHORT)):
         for use in sorted(pattern.uses):
             took_s = seconds(pattern.compiled, use, short)
             if took_s < SUSPECT_S:
                 continue
+            long = next(itertools.islice(texts(pattern.compiled, LONG), place, None))
             # Cubic time over the long text would be hours.
             grown_s = took_s * (LONG / SHORT) ** 2
             took_s = grown_s if took_s > HOPELESS_S else seconds(pattern.compiled, use, long)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdeploy.authoring.source import files
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.load import Resolved, library, load_recipe
+from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.sources import RecipeRow, Sources
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style, line_of
@@ -83,13 +83,11 @@ def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
     for hit in hits:
         if hit.row.refusal:
             continue
-        found = ground.loaded.get(hit.called) if hit.path is None else None
         fits: object = "may fit"
         with contextlib.suppress(RecipeError):
+            wanted = hit.called if hit.path is None else str(hit.path)
             # Nothing is run: what needs consent is looked at like the rest.
-            if not isinstance(found, Resolved):
-                wanted = hit.called if hit.path is None else str(hit.path)
-                found = load_recipe(ground.recipe_library, wanted, ("allow_unsafe=true",))
+            found = load_recipe(ground.recipe_library, wanted, unasked=True)
             fits = fitting_row(ground, found)["fits"]
         if fits != "does not fit":
             yield replace(hit, fits="fits" if fits == "fits" else "unknown")

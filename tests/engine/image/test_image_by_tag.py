@@ -23,6 +23,7 @@ from tests.engine.conftest import free_port
 from tests.engine.image.test_image_existing import SITE, with_vllm
 from tests.engine.lab_registry import PASSWORD, USER, LabRegistry
 from tests.engine.program import Program
+from tests.engine.small_python import small_python
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.runs("plan", "up", "image")]
 ENGINE = """\
@@ -108,7 +109,8 @@ def lab(
     (model / "config.json").write_text("{}")
     # Nobody reads it; `up` refuses a folder without weights.
     (model / "model.safetensors").touch()
-    made = Lab(Program(tmp_path), registry, python_base_image, engine)
+    # Its layers are packed and pushed, which takes time by their size.
+    made = Lab(Program(tmp_path), registry, small_python(host, python_base_image), engine)
     values = {"image": made.tag, "engine": engine, "model": model, "port": free_port()}
     (recipes / "tagged.yaml").write_text(RECIPE.format(**values))
     yield made
@@ -146,6 +148,7 @@ def test_a_tag_is_pinned_once_and_moved_when_it_is_asked_for(lab: Lab) -> None:
     assert (gone.returncode, "the registry did not tell" in gone.stderr) == (5, True)
 
 
+@pytest.mark.slow
 def test_a_first_image_without_vllm_is_asked_for_again(lab: Lab) -> None:
     lab.registry.start()
     lab.push("0.33.0")
@@ -217,6 +220,7 @@ def built(host: DockerHost, lab: Lab) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_a_mod_is_a_stage_that_is_made_again_when_it_changes(host: DockerHost, lab: Lab) -> None:
     lab.registry.start()
     lab.push()

@@ -17,7 +17,7 @@ from sparkdeploy.estimate.memory import Budget, budget_warnings, loaded_weights,
 from sparkdeploy.estimate.model import WeightKind, read_shipped_facts
 from sparkdeploy.estimate.report import memory_as_dict, memory_lines
 from sparkdeploy.estimate.verdict import verdict_of
-from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.recipe.load import Library, Resolved, load_all, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from tests.unit.conftest import REPOSITORY
@@ -174,7 +174,7 @@ def test_every_recipe_is_planned_on_one_screen(
     monkeypatch.setenv("COLUMNS", "80")
     settings = load_settings()
     ground = ground_for("spark", settings)
-    for name, resolved in ground.loaded.items():
+    for name, resolved in load_all(ground.recipe_library).items():
         assert isinstance(resolved, Resolved)
         outlook = planned_outlook(ground, resolved, WhenMissing.NOBODY)
         console.answer_blocks(summary_lines(outlook, settings))

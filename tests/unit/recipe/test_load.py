@@ -152,6 +152,7 @@ def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
     write(tmp_path, "mine", "schema: 1\n")
     both = Library((tmp_path, *shipped.folders))
     rows = list(recipe_rows(load_all(both), both))
+    assert list(load_all(both, {"v2", "nobody's"})) == ["v2"]
     text = "\n".join(plain_lines(list_lines(rows, [], {"v2": "fits"}, "v2")))
     assert "broken: recipe mine has 4 mistakes: " in text
     assert re.search(r"^  \* v2 +fits +51 ", text, re.MULTILINE)

@@ -14,7 +14,7 @@ import pytest
 
 from sparkdeploy.authoring.fits import fitting_rows
 from sparkdeploy.authoring.outlook import ground_for
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import Library, load_all, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
@@ -32,9 +32,13 @@ def recipes() -> list[Recipe]:
     return sorted(found, key=lambda it: (model_name(it.model.known_as).lower(), it.name))
 
 
+def rows() -> list[dict[str, object]]:
+    ground = ground_for("spark", load_settings())
+    return fitting_rows(ground, load_all(ground.recipe_library))
+
+
 def fits_block() -> str:
-    rows = fitting_rows(ground_for("spark", load_settings()))
-    verdicts = {str(row["recipe"]): row for row in rows}
+    verdicts = {str(row["recipe"]): row for row in rows()}
     lines = [
         "| recipe | Sparks | requests at once | tok/s by plan | reported |",
         "|---|---|---|---|---|",
@@ -130,7 +134,7 @@ def test_each_is_rehearsed_or_has_its_reason() -> None:
 
 
 def test_of_each_the_planner_knows_the_weights() -> None:
-    for row in fitting_rows(ground_for("spark", load_settings())):
+    for row in rows():
         assert "words" in row, row
         assert row["fits"] != "does not fit", row
 
