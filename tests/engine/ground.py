@@ -18,6 +18,7 @@ from sparkdeploy.node.lock import lock_holder, watch_name
 from tests.engine.conftest import model_at, until
 from tests.engine.forks import Running, WarmCli
 from tests.engine.small_engine import SmallEngine, small_engine
+from tests.engine.small_python import small_python
 from tests.engine.stand_in.engine import build_image, copy_image, install
 
 NAME = "main"
@@ -132,7 +133,8 @@ def ground(
     host: DockerHost, base: str, root: Path, port: int, *, disk_mib: int = DISK_MIB
 ) -> Iterator[Ground]:
     """Make an engine with the stand-in on it, and a user."""
-    image = build_image(host, base)
+    # It is carried to the engine and unpacked there, which takes time by its size.
+    image = build_image(host, small_python(host, base))
     with small_engine(disk_mib) as engine:
         with DockerHost(engine.address) as own:
             copy_image(host, own, image)

@@ -1,6 +1,7 @@
 """The stages of an engine that ships, for this machine.
 
-`python -m tests.engine.shipped_stages` builds those of the CPU engine where they are missing.
+`python -m tests.engine.shipped_stages` builds those of the CPU engine where they are missing, and
+the small image that tests carry to engines of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import Settings, load_settings, resources
 from tests.engine.lab_stages import build
+from tests.engine.small_python import small_python
 
 REHEARSAL = "cpu-0.32"
 
@@ -40,3 +42,4 @@ def build_all(
 if __name__ == "__main__":
     with DockerHost(os.environ.get("DOCKER_HOST")) as here:
         build_all(here, shipped_stages())
+        small_python(here, shipped_stages()[0].tag)

@@ -16,8 +16,7 @@ RUN mkdir -p /small/usr/local/bin && cd / && python="$(ls usr/bin/python3*) usr/
  && cp -a --parents bin lib lib64 usr/lib64 usr/bin/sleep $programs $python /small \
  && libraries="$(ldd $programs usr/bin/python3 usr/lib/python3*/lib-dynload/*.so)" \
  && libraries="$(printf '%s\n' "$libraries" | grep -o '[[:space:]]/lib[^ ]*' | sort -u)" \
- && cp -L --remove-destination --parents $(printf 'usr%s\n' $libraries) /small \
- && rm -rf $(find /small -name __pycache__)
+ && cp -L --remove-destination --parents $(printf 'usr%s\n' $libraries) /small
 FROM scratch
 COPY --from=whole /small /
 """

@@ -20,6 +20,7 @@ from sparkdeploy.settings import resources
 from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, until
 from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
+from tests.engine.small_python import small_python
 from tests.engine.stand_in.engine import build_image
 from tests.fakes.http_server import TableServer, serving
 from tests.launching import container_spec
@@ -46,7 +47,7 @@ def found_in(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def guarded_image(host: DockerHost, python_base_image: str) -> str:
     """The stand-in beneath the real guard, which hands the key on."""
-    return build_image(host, python_base_image)
+    return build_image(host, small_python(host, python_base_image))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparkdeploy.node.host import DockerHost
 from tests.engine.booted_machine import BootedMachine, booted_machine
 from tests.engine.conftest import free_port
+from tests.engine.small_python import small_python
 from tests.engine.stand_in.engine import StandInEngine, build_image, copy_image, install
 
 
@@ -17,7 +18,7 @@ def user_of_a_booted_machine(
     host: DockerHost, base: str, root: Path
 ) -> Iterator[tuple[BootedMachine, StandInEngine]]:
     """`host` builds the engine's image on `base`; what the user has lies below `root`."""
-    image = build_image(host, base)
+    image = build_image(host, small_python(host, base))
     with booted_machine(root) as machine:
         with DockerHost(machine.address) as own:
             copy_image(host, own, image)

@@ -46,7 +46,8 @@ FROM {base}
 COPY stand_in/ /stand_in/
 COPY plugin/ /usr/lib/python3/dist-packages/
 RUN mkdir -p /opt/venv/bin && ln -s /usr/bin/python3 /opt/venv/bin/python \\
- && install -m 755 /stand_in/vllm.py /usr/local/bin/vllm
+ && install -m 755 /stand_in/vllm.py /usr/local/bin/vllm \
+ && python3 -m compileall -q /stand_in /usr/lib/python3/dist-packages/sparkdeploy_vllm
 """
 REFERENCE = "sparkdeploy-test/stand-in-engine:1"
 CONTENTS = ImageContents(
