@@ -28,6 +28,7 @@ from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import DEADLINE_S, WITHOUT_DOCKER, interrupts_are_heard, until
 from tests.engine.forks import fork_server
 from tests.engine.shipped_stages import REHEARSAL, build_all, shipped_stages
+from tests.engine.small_python import small_base
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
 
@@ -222,13 +223,16 @@ def give_model(machine: Machine) -> None:
     build_tiny_model(machine.own / "home" / Path(MODEL).name, TinyShape(), seed=20261121)
 
 
-def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:
+def give_only(machine: Machine, stages: tuple[Stage, ...], *, is_small: bool = False) -> None:
     """Let a machine have these stages of the real one's Docker Engine, and no other image.
 
-    The stand-ins and the real engine carry the same tags. What is missing is built first.
+    The stand-ins and the real engine carry the same tags. What is missing is built first; a small
+    base stage has hardly more than Python.
     """
     with DockerHost(os.environ.get("DOCKER_HOST")) as ours:
         images = {stage.tag: image.image_id for stage, image in build_all(ours, stages)}
+        if is_small:
+            images[stages[0].tag] = small_base(ours, stages[0])
         machine.remove_containers()
         machine.stop("dockerd")
         root = machine.empty_docker()
@@ -242,7 +246,8 @@ def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:
 def give_stand_in(head: Machine, worker: Machine, packages: Path | None = None) -> str:
     """Build the stand-in on the head's base stage; the worker has no image at all."""
     give_only(worker, ())
-    give_only(head, shipped_stages()[:1])
+    # The worker is sent all of it.
+    give_only(head, shipped_stages()[:1], is_small=packages is None)
     with docker_of(head) as host:
         return build_stand_in_engine(host, packages)
 
