@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.launch import serve_argv, serve_env
@@ -25,38 +26,9 @@ PROGRAMS = Path(__file__).parent / "doors"
 CANARY = "planted-8f21c0"
 GOES_ON = "goes on"
 
-LEAKING = {
-    "class": "{{ ''.__class__.__mro__ }}",
-    "subclasses": "{{ ().__class__.__base__.__subclasses__() }}",
-    "item": "{{ ''['__class__'] }}",
-    "cycler": "{{ cycler.__init__.__globals__ }}",
-    "lipsum": "{{ lipsum.__globals__['os'].environ }}",
-    "namespace": "{{ namespace.__init__.__globals__ }}",
-    "joiner": "{{ joiner.__init__.__globals__ }}",
-    "self": "{{ self.__init__.__globals__ }}",
-    "context": "{{ self._TemplateReference__context }}",
-    "raise_exception": "{{ raise_exception.__globals__ }}",
-    "strftime_now": "{{ strftime_now.__globals__ }}",
-    "messages": "{{ messages.__class__.__init__.__globals__ }}",
-    "attr filter": "{{ ''|attr('__class__') }}",
-    "attr filter twice": "{{ cycler|attr('__init__')|attr('__globals__') }}",
-    "map by attribute": "{{ ['']|map(attribute='__class__')|list }}",
-    "map by attr": "{{ [cycler]|map('attr', '__init__')|list }}",
-    "format": "{{ '{0.__class__}'.format('') }}",
-    "format globals": "{{ '{0.__init__.__globals__}'.format(cycler) }}",
-    "format_map": "{{ '{a.__init__.__globals__}'.format_map({'a': cycler}) }}",
-    "format kept": "{% set f = '{0.__class__.__mro__}'.format %}{{ f('') }}",
-    "format by filter": "{{ ['{0.__class__}']|map('format', '')|list }}",
-    "format by attr": "{{ ('{0.__class__}'|attr('format'))('') }}",
-    "caller": "{% macro m() %}{{ caller.__globals__ }}{% endmacro %}{% call m() %}x{% endcall %}",
-    "macro": "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
-    "loop": "{% for x in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}",
-    "generator": "{{ ([1]|map('string')).gi_frame.f_globals }}",
-    "generation": "{% generation %}{{ ''.__class__ }}{% endgeneration %}",
-    "include": "{% include '/etc/passwd' %}",
-    "extends": "{% extends '/etc/passwd' %}",
-    "import": "{% import 'os' as os %}{{ os.environ }}",
-}
+LEAKING: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("leaking_templates.yaml").read_text()
+)
 CHANGING = {
     "append": "{{ messages.append({'role': 'x'}) }}",
     "update": "{{ messages[0].update({'content': 'changed'}) }}",
