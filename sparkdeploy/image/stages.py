@@ -303,6 +303,7 @@ def _compiled_files(engine: Engine) -> Iterable[ContextFile]:
         "VLLM_VERSION": engine.vllm,
         "VLLM_REF": engine.source.ref or "",
         "SDIST_SHA256": engine.source.sdist_sha256,
+        "VLLM_TARGET_DEVICE": engine.runs_on,
         "TORCH_CUDA_ARCH_LIST": engine.torch_arch_list,
     }
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in compiled.items())

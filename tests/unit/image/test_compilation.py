@@ -71,6 +71,7 @@ def test_the_compiler_gets_the_pinned_sources_and_the_sparks_architecture(stage:
     assert "export VLLM_VERSION=0.19.1" in said
     assert "export TORCH_CUDA_ARCH_LIST=12.1a" in said
     assert "export VLLM_REF=''" in said
+    assert "export VLLM_TARGET_DEVICE=cuda" in said
     assert any(line.startswith("export SDIST_SHA256=9fb88ce6") for line in said)
     assert "torch==2.10.0+cu130" in text_of(stage, "lock/torch.txt")
     pinned = {pin.name: pin.version for pin in stage.pins}
