@@ -159,13 +159,14 @@ class ScriptedDeployments:
         self.end(model.name)
 
     def end(self, name: str, cause: str = "") -> None:
-        server = self.servers.pop(name)
+        # Both now: who sees the death starts another one under this name.
+        server, thread = self.servers.pop(name), self.threads.pop(name)
         if cause:
             self.dead[name] = cause
         server.go_on.set()
         server.shutdown()
         server.server_close()
-        self.threads.pop(name).join()
+        thread.join()
         for error in server.errors:
             raise error
 
