@@ -57,7 +57,7 @@ class Library:
 
     def own_names(self) -> frozenset[str]:
         """Return the names of recipes that lie in another folder than the last, the shipped one."""
-        return frozenset(it.stem for folder in self.folders[:-1] for it in folder.glob("*.yaml"))
+        return frozenset(it.stem for folder in self.folders[:-1] for it in _yaml_files(folder))
 
     def engine_files(self) -> dict[str, Path]:
         return self._files("engines")
