@@ -53,6 +53,11 @@ class BuildNetwork:
     extra_index_urls: tuple[str, ...] = ()
     find_links: tuple[Path, ...] = ()
 
+    @property
+    def verify(self) -> str | bool:
+        """By what requests knows a server: the bundle, or what it has itself."""
+        return True if self.ca_bundle is None else str(self.ca_bundle)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -155,7 +155,7 @@ def refusal(url: str, settings: Settings) -> Exception | None:
             session.head(
                 url,
                 timeout=KNOCK_TIMEOUT_S,
-                verify=str(settings.build.ca_bundle or True),
+                verify=settings.build.verify,
                 allow_redirects=False,
                 auth=login_of(url),
             )

@@ -244,17 +244,17 @@ def _engine(settings: Settings, system: System) -> tuple[Need, EngineInfo | None
 
 def _registry_answers(settings: Settings) -> bool:
     url = f"https://{settings.hosts.container_registry}/v2/"
+    verify = settings.build.verify
     try:
-        bundle = str(settings.build.ca_bundle or True)
         with (
             BoundedSession(REGISTRY_TIMEOUT_S) as session,
             # Its status says all: a body is not read.
             session.get(
-                url, timeout=REGISTRY_TIMEOUT_S, verify=bundle, allow_redirects=False, stream=True
+                url, timeout=REGISTRY_TIMEOUT_S, verify=verify, allow_redirects=False, stream=True
             ) as answer,
         ):
             return answer.status_code in KNOWN_ANSWERS
-    except requests.RequestException:
+    except (requests.RequestException, OSError):
         return False
 
 

@@ -30,6 +30,7 @@ from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.image import network
 from sparkdeploy.server import client
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import BuildNetwork
 from sparkdeploy.upkeep import setup
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
@@ -148,8 +149,8 @@ def ask_hub(url: str, folder: Path) -> None:
 
 def settings(url: str) -> Any:
     registry = url.removeprefix("http://")
-    hosts, build = SimpleNamespace(container_registry=registry), SimpleNamespace(ca_bundle=None)
-    return SimpleNamespace(hosts=hosts, build=build)
+    hosts = SimpleNamespace(container_registry=registry)
+    return SimpleNamespace(hosts=hosts, build=BuildNetwork())
 
 
 def knock(url: str, _: Path) -> None:
