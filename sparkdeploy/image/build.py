@@ -256,9 +256,9 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
         first += "\n"
     leftover = f"LABEL {LEFTOVER_LABEL}\n"
     dockerfile = f"{before}{begin}{base}\n{first}{leftover}{instructions}".lstrip("\n")
-    # The Dockerfile's parser would take a `$` for a variable.
+    # The Dockerfile's parser would take a `$` for a variable, and knows no `\u00e9`.
     pairs = (
-        f"{json.dumps(name)}={json.dumps(value)}".replace("$", "\\$")
+        f"{json.dumps(name)}={json.dumps(value, ensure_ascii=False)}".replace("$", "\\$")
         for name, value in values.items()
     )
     return f"{dockerfile.rstrip()}\nLABEL " + " \\\n      ".join(pairs) + "\n"

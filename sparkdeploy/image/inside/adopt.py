@@ -3,6 +3,9 @@
 Runs inside the image, as the Python that has vLLM: `python -I adopt.py VLLM_VERSION|any cuda|cpu`.
 """
 
+# A Python that is too old for vLLM has to read this file to be told so.
+from __future__ import annotations
+
 import re
 import sys
 from importlib import metadata

@@ -106,7 +106,7 @@ def changes(before: dict[str, State], after: dict[str, State]) -> dict[str, obje
 
 
 def content_of(path: Path) -> str:
-    """Return what a file holds as a hash, with its mode; a link's letters."""
+    """Return what a file holds as a hash, with its mode and owner; a link's letters."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"link {os.readlink(path)}"  # noqa: PTH115 - as it is written
@@ -116,7 +116,8 @@ def content_of(path: Path) -> str:
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
-    return f"{stat.S_IMODE(status.st_mode):o} {digest.hexdigest()}"
+    owner = f"{status.st_uid}:{status.st_gid}"
+    return f"{stat.S_IMODE(status.st_mode):o} {owner} {digest.hexdigest()}"
 
 
 def _look(folder: Path, made: Iterable[Path]) -> Seen:
