@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources
 from tests.cluster.conftest import Program, docker_of, give_only
 from tests.cluster.machines import TWINS, Machine, cluster_section
 from tests.engine.shipped_stages import shipped_stages
+from tests.fakes.plans import made_stages
 from tests.verbs import build_stand_in, build_stub
 
 pytestmark = [
@@ -103,9 +103,7 @@ def take_adapters(machine: Machine) -> None:
 def build_image(machine: Machine, folder: Path) -> None:
     """Make what looks like the finished image of a CUDA engine there."""
     engine = load_engine(Library((resources() / "recipes",)), ENGINE)
-    plugin = stages_of(
-        engine, base_source="registry", architecture=architecture(), resources=resources()
-    )[-1]
+    plugin = made_stages(engine, architecture=architecture())[-1]
     devices = ",".join(f"{adapter}={ip}" for adapter, ip in addresses(machine).items())
     text = DOCKERFILE.format(base=shipped_stages()[0].tag, devices=devices)
     program = shutil.which("ibv_devinfo")

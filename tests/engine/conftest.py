@@ -9,6 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import docker
@@ -20,7 +21,7 @@ from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 from tests.engine.processor import hides_avx512, narrowed_engines
 from tests.engine.shipped_stages import shipped_stages
@@ -68,6 +69,12 @@ def host() -> Iterator[DockerHost]:
         pytest.fail(f"{error.message} ({error.hint}; or set {WITHOUT_DOCKER}=1)", pytrace=False)
     with connection:
         yield connection
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """This machine's settings with a cache of their own."""
+    return replace(load_settings(), cache_dir=tmp_path / "cache")
 
 
 @pytest.fixture(scope="session")

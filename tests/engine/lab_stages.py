@@ -15,7 +15,7 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 
 
@@ -55,11 +55,11 @@ def rootfs() -> Iterator[ContextFile]:
         yield ContextFile(f"rootfs{library}", Path(library).resolve(), 0o755)
 
 
-def build(host: DockerHost, stage: Stage, settings: Settings) -> ImageFact:
-    """Build a stage as `up` does."""
+def build(host: DockerHost, stage: Stage, settings: Settings | None = None) -> ImageFact:
+    """Build a stage as `up` does, by default with this machine's certificates, proxies, wheels."""
     with console.step(stage.tag) as step:
         try:
-            return build_stage(host, stage, settings, step)
+            return build_stage(host, stage, settings or load_settings(), step)
         except BuildError as error:
             error.add_note(error.detail or "")
             raise

@@ -9,33 +9,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import Settings, load_settings, resources
+from sparkdeploy.settings import Settings, resources
 from tests.engine.lab_stages import build
 from tests.engine.small_python import small_python
+from tests.fakes.plans import made_stages
 
 REHEARSAL = "cpu-0.32"
 
 
 def shipped_stages(engine: str = REHEARSAL) -> tuple[Stage, ...]:
     """Return them from the base up, as on a machine that reaches no registry."""
-    return stages_of(
-        load_engine(Library((resources() / "recipes",)), engine),
-        base_source="debian",
-        architecture=architecture(),
-        resources=resources(),
-    )
+    shipped = load_engine(Library((resources() / "recipes",)), engine)
+    return made_stages(shipped, "debian", architecture())
 
 
 def build_all(
     host: DockerHost, stages: Iterable[Stage], settings: Settings | None = None
 ) -> list[tuple[Stage, ImageFact]]:
-    """Build what is missing, by default with this machine's certificates, proxies and wheels."""
-    settings = settings or load_settings()
+    """Build what is missing, each as `lab_stages.build` does."""
     return [(stage, build(host, stage, settings)) for stage in stages]
 
 

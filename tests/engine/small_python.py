@@ -7,7 +7,6 @@ from dataclasses import replace
 from sparkdeploy.image.build import find_built
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import load_settings
 from tests.engine.lab_stages import build
 
 DOCKERFILE = r"""
@@ -41,7 +40,7 @@ def small_python(host: DockerHost, base: str) -> str:
         inputs=inputs,
     )
     if find_built(host, stage) is None:
-        build(host, stage, load_settings())
+        build(host, stage)
     return stage.tag
 
 
@@ -50,4 +49,4 @@ def small_base(host: DockerHost, base: Stage) -> str:
     small = small_python(host, base.tag)
     tag = small.replace("small-python", "small-base")
     stage = replace(base, tag=tag, dockerfile=f"FROM {small}\n", debian=None)
-    return build(host, stage, load_settings()).image_id
+    return build(host, stage).image_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe
 from sparkdeploy.bench.figures import Estimate
 from sparkdeploy.bench.quality.capture import served_of
 from sparkdeploy.bench.quality.comparison import QualityFigures, QualityResult
@@ -310,3 +311,15 @@ def fields_of(schema: Any) -> dict[str, tuple[list[str], list[str]]]:
         name: (sorted(item.get("properties", item.get("enum", ()))), item.get("required", []))
         for name, item in objects.items()
     }
+
+
+def bundle_with(*recipes: SharedRecipe) -> CampaignBundle:
+    return CampaignBundle(
+        campaign_id="20261125T200000Z",
+        started_at="2026-11-25T20:00:00Z",
+        made_at="2026-11-26T04:00:00Z",
+        sparkdeploy="0.1.0",
+        is_quick=False,
+        machine=recipes[0].run.origin.machine if recipes and recipes[0].run else None,
+        recipes=recipes,
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import IO, cast
 
 from sparkdeploy.image.build import build_stage
@@ -15,7 +15,7 @@ from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
-from sparkdeploy.settings import BuildNetwork, Settings
+from sparkdeploy.settings import BuildNetwork, load_settings
 from sparkdeploy.terminal.step import Step
 
 
@@ -43,6 +43,7 @@ class ScriptedHost:
     said: tuple[int, str] = (0, "")
     rdma_missing: dict[str, str] = field(default_factory=dict)
     refusal: str | None = None
+    architecture: str = ""
 
     def find_image(self, reference: str) -> ImageFact | None:
         return self.images.get(reference)
@@ -68,15 +69,20 @@ class ScriptedHost:
         self.networks.append(network)
         self.platforms.append(platform)
         if self.stage is not None and not any(event.error for event in self.events):
-            self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
+            found = labels_in(dockerfile)
+            self.images[tag] = ImageFact(
+                "sha256:new", (tag,), found, 1, architecture=self.architecture
+            )
 
     def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
         if rdma.MARK in command[-1]:
             return 0, rdma.MARK + json.dumps({"missing": self.rdma_missing})
         return self.said
 
-    def remove_leftover_tag(self, reference: str) -> None:
+    def remove_image(self, reference: str) -> None:
         self.images.pop(reference, None)
+
+    remove_leftover_tag = remove_image
 
     def remove_leftovers(self, image_ids: Sequence[str]) -> None:
         self.removed += image_ids
@@ -84,13 +90,14 @@ class ScriptedHost:
 
 def labels_in(dockerfile: str) -> dict[str, str]:
     text = dockerfile[dockerfile.rindex("\nLABEL ") :].replace("\\\n", " ")
-    pairs = re.findall(r'("(?:[^"\\]|\\.)*")=("(?:[^"\\]|\\.)*")', text)
-    return {json.loads(name): json.loads(value) for name, value in pairs}
+    pairs = re.findall(r'"((?:[^"\\]|\\.)*)"="((?:[^"\\]|\\.)*)"', text)
+    # As Docker reads them: `\u00e9` stays as it is, and a bare `$` begins a variable's name.
+    assert not re.search(r"(?<!\\)\$", text)
+    return {name: re.sub(r'\\(["$\\])', r"\1", value) for name, value in pairs}
 
 
-def build(
-    host: ScriptedHost, stage: Stage, make_settings: Callable[[BuildNetwork], Settings]
-) -> tuple[ImageFact, list[str]]:
-    step = RecordedStep()
-    fact = build_stage(cast("DockerHost", host), stage, make_settings(BuildNetwork()), step)
+def build(host: ScriptedHost, stage: Stage) -> tuple[ImageFact, list[str]]:
+    """Build a stage as where nothing says how to reach the world; return it and what was shown."""
+    step, settings = RecordedStep(), replace(load_settings(), build=BuildNetwork())
+    fact = build_stage(cast("DockerHost", host), stage, settings, step)
     return fact, step.shown

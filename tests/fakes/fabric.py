@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.node.fabric import FabricFact, Interface, RdmaDevice
 from sparkdeploy.node.facts import GpuFact, NodeFact
@@ -17,8 +16,7 @@ from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.steps import Plan, make_topology
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.fakes.plans import FOLDERS, SPARK, model_fact
-from tests.unit.conftest import REPOSITORY
+from tests.fakes.plans import FOLDERS, SPARK, made_stages, model_fact
 
 
 def interfaces_of(number: int) -> tuple[str, str]:
@@ -84,9 +82,7 @@ def two_node_plan(shipped: Library, second: ObservedNode, **changes: Any) -> Pla
     return make_plan(
         resolved,
         seen,
-        stages=stages_of(
-            resolved.engine, base_source="registry", architecture="aarch64", resources=REPOSITORY
-        ),
+        stages=made_stages(resolved.engine),
         deployment=Deployment("main"),
         folders=FOLDERS,
         topology=make_topology(resolved, sparks(2), "spark-1"),

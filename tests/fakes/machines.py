@@ -26,7 +26,7 @@ from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.monitor import status
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, ListedContainer
 from sparkdeploy.node.node import Node, Nodes, node_behind
@@ -42,8 +42,7 @@ from sparkdeploy.settings import load_settings
 from tests.fakes.adapters import told_inside
 from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import fabric_fact, spark, sparks
-from tests.fakes.plans import FOLDERS, SPARK, built, model_fact
-from tests.unit.conftest import REPOSITORY
+from tests.fakes.plans import FOLDERS, SPARK, built, made_stages, model_fact
 
 NEW = "sparkdeploy-main"
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
@@ -265,12 +264,7 @@ def _loaded(shipped: Library, assignments: tuple[str, ...]) -> Resolved:
 
 @functools.cache
 def _stages(shipped: Library) -> tuple[Stage, ...]:
-    return stages_of(
-        _loaded(shipped, ()).engine,
-        base_source="registry",
-        architecture="aarch64",
-        resources=REPOSITORY,
-    )
+    return made_stages(_loaded(shipped, ()).engine)
 
 
 class _Readiness:

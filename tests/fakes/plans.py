@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy import labels
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.lock import Architecture
+from sparkdeploy.image.stages import BaseSource, Stage, stages_of
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.reports import EngineInfo
@@ -16,6 +17,7 @@ from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.answers import planned_answers
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
@@ -115,15 +117,22 @@ def built(stage: Any) -> ImageFact:
     return ImageFact("sha256:0", (stage.tag,), stage.labels(), 10**9)
 
 
+def made_stages(
+    engine: Engine,
+    source: BaseSource = "registry",
+    architecture: Architecture = "aarch64",
+    **more: Any,
+) -> tuple[Stage, ...]:
+    """Return an engine's stages, for a Spark where nothing else is said."""
+    return stages_of(
+        engine, base_source=source, architecture=architecture, resources=REPOSITORY, **more
+    )
+
+
 def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) -> Plan:
     """Return what would be done about a shipped recipe, with these facts."""
     resolved = load_recipe(shipped, recipe, settings)
-    stages = stages_of(
-        resolved.engine,
-        base_source=facts.base_source,
-        architecture=facts.head.facts.architecture,
-        resources=REPOSITORY,
-    )
+    stages = made_stages(resolved.engine, facts.base_source, facts.head.facts.architecture)
     return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from sparkdeploy.terminal.console import console
 from tests.unit.program import Run
 
 REPOSITORY = Path(__file__).parents[2]
+GiveProgram = Callable[[str, str], Path]
 _homes = itertools.count()
 
 
@@ -95,6 +96,22 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Point the SDK at a socket nobody listens on."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+@pytest.fixture
+def give_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GiveProgram:
+    """Puts a shell script before the machine's programs: `give_program("uv", "exit 1")`."""
+    folder = tmp_path / "bin"
+
+    def give(name: str, script: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return program
+
+    return give
 
 
 @pytest.fixture

@@ -100,13 +100,9 @@ def record(_: Path) -> str:
     return "\n".join(said)
 
 
+@pytest.mark.usefixtures("no_docker")
 @pytest.mark.parametrize("kept", [crash, report, record])
-def test_no_form_of_a_secret_is_kept(
-    kept: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for kind in ("config", "state", "data", "cache"):
-        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+def test_no_form_of_a_secret_is_kept(kept: Callable[[Path], str], tmp_path: Path) -> None:
     text = kept(tmp_path)
     assert text.count("before") >= len(FORMS)
     assert [line for line in text.splitlines() if S in line] == []

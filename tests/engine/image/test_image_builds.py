@@ -1,6 +1,7 @@
 """Stages built by the real Docker Engine, from next to nothing."""
 
 import contextlib
+import hashlib
 import io
 import json
 import tarfile
@@ -13,11 +14,13 @@ import pytest
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.inside import apply_mod
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine import lab_stages
 from tests.engine.lab_stages import build
+from tests.engine.small_python import small_python
 
 MakeStage = Callable[[str], Stage]
 IN_HALVES = f"""
@@ -46,14 +49,14 @@ def make_stage(host: DockerHost) -> Iterator[MakeStage]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(settings: Settings, tmp_path: Path) -> Settings:
     """Settings with a proxy and a certificate bundle that nobody may ever see again."""
     bundle = tmp_path / "ca.pem"
     bundle.write_text(SECRET)
     network = BuildNetwork(
         ca_bundle=bundle, proxies={"http_proxy": f"http://u:{SECRET}@proxy.test:1"}
     )
-    return replace(load_settings(), cache_dir=tmp_path / "cache", build=network)
+    return replace(settings, build=network)
 
 
 def leftovers(host: DockerHost) -> set[str]:
@@ -109,3 +112,36 @@ def test_a_wheel_that_differs_from_its_lock_fails_and_the_next_run_succeeds(
     assert host.find_image(wrong.tag) is None
     right = locked_stage(make_stage, python_base_image, RIGHT)
     assert build(host, right, own).tags == (right.tag,)
+
+
+RUN_ALL, CHANGES = (Path(__file__).with_name(f"{it}.sh") for it in ("run_mods", "changing_mod"))
+LOST = "it changed /data/x, and what is written to the image's volume /data is lost"
+REFUSED = {
+    "exit 3": (3, "it failed with exit code 3"),
+    "kill -9 $$": (137, "it was ended by signal 9"),
+    "touch /v/x.rej": (1, "a part of its patch fits nowhere: /v/x.rej"),
+    "touch /tmp/x.rej": (1, "a part of its patch fits nowhere: /tmp/x.rej"),
+    **dict.fromkeys(("echo > /data/x", "echo > /data/x; :", "rm /data/x"), (1, LOST)),
+}
+
+
+def test_a_mod_is_noted_with_what_it_did_or_refused(
+    host: DockerHost, python_base_image: str
+) -> None:
+    program = Path(apply_mod.__file__).read_text(encoding="utf-8")
+    with contextlib.closing(docker.from_env()) as client:
+        said = client.containers.run(
+            small_python(host, python_base_image),
+            ["-c", RUN_ALL.read_text(), "sh", program, CHANGES.read_text(), *REFUSED],
+            entrypoint="sh",
+            network_mode="none",
+            tmpfs={"/data": ""},
+            remove=True,
+        )
+    (code, error, noted), *refused = (line.split("\t") for line in said.decode().splitlines())
+    digest = hashlib.sha256(b"other\n").hexdigest()
+    written = {"/v/link": "link written", "/v/written": f"700 0:0 {digest}"}
+    note = {"added": ["/v/folder", "/v/new"], "removed": ["/v/gone"], "written": written}
+    assert (code, error, json.loads(noted)) == ("0", "", {**note, "count": 5})
+    for told, (wanted, words) in zip(refused, REFUSED.values(), strict=True):
+        assert told == [str(wanted), f"sparkdeploy-refused: {words}", ""]

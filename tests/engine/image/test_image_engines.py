@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Node
-from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.settings import Settings
 from tests.engine.conftest import free_port
 from tests.engine.ground import Ground, ground_on
 from tests.engine.lab_stages import build, make_stage, rootfs
@@ -90,11 +90,6 @@ def place(
             build_image(own, base)
         with ground_on(engine, root, free_port()) as made:
             yield made
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return replace(load_settings(), cache_dir=tmp_path / "cache")
 
 
 @contextlib.contextmanager

@@ -12,16 +12,16 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import Stage, stages_of
-from sparkdeploy.node.container import ImageFact
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import load_settings, resources
-from sparkdeploy.terminal.console import console
+from sparkdeploy.settings import resources
+from tests.engine.lab_stages import build
+from tests.engine.shipped_stages import shipped_stages
+from tests.fakes.plans import made_stages
 
 MakeImage = Callable[..., str]
 SITE = "/usr/lib/python3/dist-packages"
@@ -73,17 +73,7 @@ def engine_on(image: str, *, vllm: str, device: str) -> Engine:
 
 
 def stages_on(image: str, *, vllm: str = "0.25.1", device: str = "cuda") -> tuple[Stage, ...]:
-    return stages_of(
-        engine_on(image, vllm=vllm, device=device),
-        base_source="registry",
-        architecture=architecture(),
-        resources=resources(),
-    )
-
-
-def build(host: DockerHost, stage: Stage) -> ImageFact:
-    with console.step(stage.tag) as step:
-        return build_stage(host, stage, load_settings(), step)
+    return made_stages(engine_on(image, vllm=vllm, device=device), architecture=architecture())
 
 
 @pytest.mark.parametrize(
@@ -96,10 +86,11 @@ def build(host: DockerHost, stage: Stage) -> ImageFact:
         (("ENV PYTHONPATH=/opt/vllm",), "no Python in it has vLLM .*; its PYTHONPATH is not read"),
         ((with_vllm("0.25.1", "13.0"), "VOLUME /opt"), "/opt is a volume of that image"),
         (("ONBUILD RUN false",), "stage engine of engine mine did not build"),
+        ((with_vllm("0.25.1", "13.0"), "RUN mkdir /opt/venv"), "it has a /opt/venv of its own"),
     ],
     ids=[
         *("no-python", "no-vllm", "another-release", "cpu-torch", "python-path", "volume"),
-        "onbuild",
+        *("onbuild", "own-venv"),
     ],
 )
 def test_an_image_that_does_not_fit_is_refused_with_the_reason(
@@ -154,11 +145,7 @@ def test_a_system_python_is_adopted_and_what_it_sees_is_still_seen(
 
 @pytest.mark.slow
 def test_the_cpu_engine_serves_as_somebody_elses_image(host: DockerHost) -> None:
-    shipped = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
-    own = stages_of(
-        shipped, base_source="debian", architecture=architecture(), resources=resources()
-    )
-    foreign = [build(host, stage) for stage in own[:2]][-1]
+    foreign = [build(host, stage) for stage in shipped_stages()[:2]][-1]
     stages = stages_on(foreign.image_id, vllm="0.32.0", device="cpu")
     try:
         built = [build(host, stage) for stage in stages]

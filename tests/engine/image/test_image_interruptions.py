@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import docker
@@ -24,7 +24,7 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.settings import Settings
 from tests.engine.conftest import DEADLINE_S, until
 from tests.engine.lab_stages import build, make_stage, rootfs
 from tests.engine.other_engines import usr_of
@@ -143,9 +143,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(engine: SmallEngine, tmp_path: Path) -> Iterator[Bench]:
+def bench(engine: SmallEngine, settings: Settings) -> Iterator[Bench]:
     """An empty engine but for a lower stage: a shell and two programs of this machine."""
-    settings = replace(load_settings(), cache_dir=tmp_path / "cache")
     lower = make_stage("engine", "FROM scratch\nCOPY rootfs/ /\n", context=tuple(rootfs()))
     with DockerHost(engine.address) as host:
         image = build(host, lower, settings)

@@ -12,7 +12,7 @@ from sparkdeploy.image.emulation import platform_of, refuse_without_emulation
 from sparkdeploy.image.stages import DebianRecipe, Stage
 from sparkdeploy.node import facts
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.settings import Settings
 from sparkdeploy.upkeep import images as image_shelf
 from tests.engine.lab_stages import build, make_stage
 
@@ -25,11 +25,6 @@ LABEL hello=world
 RUN mkdir -p /opt/venv/bin && printf '%s' "$(uname -m)" > /built-on
 COPY python /opt/venv/bin/python
 """
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return replace(load_settings(), cache_dir=tmp_path / "cache")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.image.lock import PackagePin
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+from sparkdeploy.settings import BuildNetwork, Settings
 from sparkdeploy.upkeep import images as image_shelf
 from tests.engine.image.wheels import fetch_wheels
 from tests.engine.lab_stages import build, make_stage
@@ -22,11 +22,6 @@ from tests.unit.conftest import REPOSITORY
 
 IDNA = PackagePin("idna", "3.11")
 SHA256 = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return replace(load_settings(), cache_dir=tmp_path / "cache")
 
 
 @pytest.fixture

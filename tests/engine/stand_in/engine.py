@@ -14,13 +14,14 @@ from pathlib import Path
 import sparkdeploy
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock, contents_adapter
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources
 from tests.engine.stand_in.image import FOLDER, RECORDED
+from tests.fakes.plans import made_stages
 
 ENGINE = """\
 schema: 1
@@ -114,13 +115,7 @@ def install(host: DockerHost, root: Path, port: int) -> StandInEngine:
     (model / "model.safetensors").touch()
     (recipes / "standin.yaml").write_text(RECIPE.format(model=model, port=port))
     engine = load_engine(Library((recipes, resources() / "recipes")), "stand-in")
-    for stage in stages_of(
-        engine,
-        base_source="registry",
-        architecture=architecture(),
-        resources=resources(),
-        top="guard",
-    ):
+    for stage in made_stages(engine, architecture=architecture(), top="guard"):
         _mark(host, stage)
     contents = ImageLock(root / "state").contents_path(image.image_id)
     contents.parent.mkdir(parents=True)

@@ -30,7 +30,7 @@ from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
 from sparkdeploy.bench.report.page import read_published
 from sparkdeploy.settings import load_settings
-from tests.fakes.bench_runs import fields_of, judged, loaded_run
+from tests.fakes.bench_runs import bundle_with, fields_of, judged, loaded_run
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
 from tests.unit.conftest import REPOSITORY
 
@@ -41,18 +41,6 @@ PRIVATE = Private(
     names=(PLANTED["host"], PLANTED["user"]),
     folders=(HOME,),
 )
-
-
-def bundle_with(*recipes: SharedRecipe) -> CampaignBundle:
-    return CampaignBundle(
-        campaign_id="20261125T200000Z",
-        started_at="2026-11-25T20:00:00Z",
-        made_at="2026-11-26T04:00:00Z",
-        sparkdeploy="0.1.0",
-        is_quick=False,
-        machine=recipes[0].run.origin.machine if recipes and recipes[0].run else None,
-        recipes=recipes,
-    )
 
 
 def planted_bundle() -> CampaignBundle:

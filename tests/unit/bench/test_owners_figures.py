@@ -13,7 +13,7 @@ from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe
 from sparkdeploy.bench.files import json_text
 from sparkdeploy.bench.record import Run
 from sparkdeploy.errors import BenchError
-from tests.fakes.bench_runs import sample_run
+from tests.fakes.bench_runs import bundle_with, sample_run
 from tests.unit.conftest import REPOSITORY
 from tools import owners_figures
 
@@ -21,15 +21,7 @@ SCHEMA = json.loads((REPOSITORY / "docs" / "bench-bundle.schema.json").read_text
 
 
 def bundle_of(*runs: Run) -> CampaignBundle:
-    return CampaignBundle(
-        campaign_id="20261125T200000Z",
-        started_at="2026-11-25T20:00:00Z",
-        made_at="2026-11-26T04:00:00Z",
-        sparkdeploy="0.1.0",
-        is_quick=False,
-        machine=runs[0].origin.machine,
-        recipes=tuple(SharedRecipe(run.label, "", (), run) for run in runs),
-    )
+    return bundle_with(*(SharedRecipe(run.label, "", (), run) for run in runs))
 
 
 def table(folder: Path, bundle: CampaignBundle, name: str = "ada-2026-11-25") -> list[str]:

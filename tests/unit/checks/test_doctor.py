@@ -294,12 +294,13 @@ def test_no_command_is_waited_for_longer_than_a_patient_would(
     assert max(slow.patience_s) <= READ_TIMEOUT_S
 
 
+def break_down(*_: object, **__: object) -> None:
+    raise KeyError("a bug")
+
+
 def test_a_bug_in_a_thread_is_raised_where_it_is_waited_for(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_down(*_: object, **__: object) -> None:
-        raise KeyError("a bug")
-
     monkeypatch.setattr(module, "connect", no_engine)
     monkeypatch.setattr(module, "observe", break_down)
     with pytest.raises(KeyError, match="a bug"):
@@ -309,9 +310,6 @@ def test_a_bug_in_a_thread_is_raised_where_it_is_waited_for(
 def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_down(*_: object, **__: object) -> None:
-        raise KeyError("a bug")
-
     monkeypatch.setattr(module, "doctor_report", break_down)
     plan = two_node_plan(shipped, ObservedNode(node_fact(2)))
     nodes = Nodes(node_behind("here", None))

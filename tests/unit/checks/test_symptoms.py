@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,6 +24,7 @@ from sparkdeploy.node.symptoms import (
     read_symptoms,
 )
 from tests.unit.checks.recorded import load
+from tests.unit.conftest import GiveProgram
 
 GIB = 2**30
 PAGE_BYTES = 4096
@@ -89,16 +88,15 @@ def test_a_script_that_may_read_no_log_says_so_and_not_that_it_is_empty() -> Non
     assert set(found.values()) == {Verdict.NOT_SEEN}
 
 
-def test_programs_that_hang_cost_what_is_theirs_and_no_more(tmp_path: Path) -> None:
-    for name in ("nvidia-smi", "journalctl", "dmesg"):
-        stub = tmp_path / name
-        stub.write_text("#!/bin/sh\nexec sleep 60\n" if name != "dmesg" else "#!/bin/sh\n")
-        stub.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
+def test_programs_that_hang_cost_what_is_theirs_and_no_more(give_program: GiveProgram) -> None:
+    for name, script in {
+        "nvidia-smi": "exec sleep 60",
+        "journalctl": "exec sleep 60",
+        "dmesg": "",
+    }.items():
+        give_program(name, script)
     started_s = time.monotonic()
-    done = subprocess.run(
-        ["/bin/sh", "-c", SCRIPT], env={"PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["/bin/sh", "-c", SCRIPT], capture_output=True, text=True, check=False)
     # 1.6 s are the script's own; the rest is for a machine that has much else to do.
     assert time.monotonic() - started_s < 10
     seen = read_symptoms(done.stdout)

@@ -17,12 +17,12 @@ from sparkdeploy.cli.on import target_of
 from sparkdeploy.errors import UsageError
 from sparkdeploy.node.ssh import FACT, _assigned
 from sparkdeploy.settings import load_settings
+from tests.unit.conftest import GiveProgram
 
 pytestmark = pytest.mark.outside
 SECRET = "a-key-of-this-machine"
 # The last argument is the script. What makes a connection is an ssh that stays.
 SSH = """\
-#!/bin/sh
 for last; do :; done
 echo "$*" >>{calls}
 [ ! -e {gone} ] || {{ echo "connect to host spark port 22: Connection refused" >&2; exit 255; }}
@@ -65,15 +65,11 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give_program: GiveProgram) -> Node:
     """A machine without the program."""
     made = Node(tmp_path / "node", tmp_path / "gone", tmp_path / "calls")
     made.home.mkdir()
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(SSH.format(home=made.home, gone=made.gone, calls=made.calls))
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    give_program("ssh", SSH.format(home=made.home, gone=made.gone, calls=made.calls))
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     return made

@@ -33,6 +33,7 @@ from tests.fakes.fabric import adapters_of, fabric_fact, node_fact, spark, spark
 from tests.fakes.machines import launches
 from tests.fakes.plans import model_fact
 from tests.fakes.two_nodes import BOTH, NEW, OLD, Pair, part
+from tests.unit.conftest import GiveProgram
 
 HERE = Node("spark-1", spark(1))
 ASIDE = PathMapping(fabric_fact(), fabric_fact(2))
@@ -49,14 +50,10 @@ def test_a_name_that_no_list_can_hold_is_refused(tmp_path: Path, name: str, targ
 
 
 def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, give_program: GiveProgram
 ) -> None:
     assert list_tree(HERE, tmp_path / "missing") == {}
-    find = tmp_path / "bin" / "find"
-    find.parent.mkdir()
-    find.write_text("#!/bin/sh\necho \"find: '$1/deep': Permission denied\" >&2\nexit 1\n")
-    find.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    give_program("find", "echo \"find: '$1/deep': Permission denied\" >&2\nexit 1")
     with pytest.raises(NodeError, match=r"spark-1: .*/models cannot be read whole: .*/deep"):
         list_tree(HERE, tmp_path / "models")
 

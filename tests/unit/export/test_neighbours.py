@@ -36,6 +36,7 @@ from sparkdeploy.recipe.answers import (
 )
 from sparkdeploy.settings import Hosts, load_settings
 from tests.engine.conftest import until
+from tests.unit.conftest import GiveProgram
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.golden import assert_golden
 
@@ -205,16 +206,10 @@ def test_files_of_others_stay_as_they_were(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.outside
 def test_the_gpus_figures_become_files_for_node_exporter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, give_program: GiveProgram
 ) -> None:
     write_export(exports()["prometheus"], tmp_path)
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(
-        "#!/bin/sh\necho '0, 31.50, 2418, 44'\necho '1, [N/A], 208, 40'\nexec sleep 60\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    give_program("nvidia-smi", "echo '0, 31.50, 2418, 44'; echo '1, [N/A], 208, 40'; exec sleep 60")
     told = tmp_path / "textfile"
     with subprocess.Popen([tmp_path / "gpu-textfile.sh"], cwd="/", start_new_session=True) as run:
         until((told / "gpu-1.prom").exists)

@@ -50,12 +50,18 @@ HEAD = "schema: 1\nmodels:\n"
 ALWAYS = "keep: always"
 
 
+@pytest.fixture(autouse=True)
+def one_spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is a Spark, but where no Docker Engine is."""
+    if "no_docker" not in request.fixturenames:
+        spark(monkeypatch)
+
+
 def said(plan: StackPlan) -> str:
     return "\n".join(plain_lines(stack_lines(plan), 80))
 
 
-def test_what_fits_is_said_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark(monkeypatch)
+def test_what_fits_is_said_by_bytes(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert problems(plan) == []
     text = said(plan)
@@ -84,10 +90,7 @@ def test_a_stack_is_planned_for_a_machine_that_is_not_here(
     assert run("export", "llama-swap", str(written(tmp_path, HOME))).returncode == 4
 
 
-def test_each_model_has_a_port_and_a_name_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spark(monkeypatch)
+def test_each_model_has_a_port_and_a_name_of_its_own(tmp_path: Path) -> None:
     text = HOME.replace("models:", "port: 8001\nmodels:") + (PROSE % "port: 8000").replace(
         "aliases: {brief: {temperature: 0}, gpt-4o: }", "set: [limits.idle_stop_s=60]"
     ).replace("prose", "other")
@@ -106,10 +109,7 @@ def test_each_model_has_a_port_and_a_name_of_its_own(
     assert plan.download_bytes == planned(tmp_path).download_bytes
 
 
-def test_always_kept_models_that_do_not_fit_are_refused_by_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    spark(monkeypatch)
+def test_always_kept_models_that_do_not_fit_are_refused_by_bytes(tmp_path: Path, run: Run) -> None:
     path = written(tmp_path, HEAD + CODER % ALWAYS + PROSE % ALWAYS)
     done = run("plan", str(path))
     assert done.returncode == NodeError.exit_code
@@ -122,10 +122,7 @@ def test_always_kept_models_that_do_not_fit_are_refused_by_bytes(
     assert [it["check"] for it in as_json["problems"]] == ["machine.memory"]
 
 
-def test_what_never_starts_beside_an_always_kept_model_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spark(monkeypatch)
+def test_what_never_starts_beside_an_always_kept_model_is_a_warning(tmp_path: Path) -> None:
     plan = planned(tmp_path, HEAD + CODER % ALWAYS + EMBED % IDLE + PROSE % IDLE)
     assert problems(plan) == []
     assert "! prose never starts beside what is kept always" in said(plan)
@@ -193,10 +190,7 @@ def test_a_recipe_for_two_nodes_takes_memory_of_both_and_runs_beside_no_other_su
     assert "(spark-1's port for other nodes)" in "\n".join(fit_lines(fit))
 
 
-def test_a_measured_start_goes_before_an_estimated_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spark(monkeypatch)
+def test_a_measured_start_goes_before_an_estimated_one(tmp_path: Path) -> None:
     settings = load_settings()
     save_durations(settings.state_dir, "sparkdeploy/plugin:0123456789abcdef v2", {"weights": 61.0})
     plan = planned(tmp_path)
@@ -206,10 +200,7 @@ def test_a_measured_start_goes_before_an_estimated_one(
     assert " 1m01s" in said(plan)
 
 
-def test_a_wrong_recipe_is_named_with_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spark(monkeypatch)
+def test_a_wrong_recipe_is_named_with_the_model(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="model x: there is no recipe v22"):
         planned(tmp_path, f"{HEAD}- {{name: x, recipe: v22}}")
     with pytest.raises(RecipeError, match="model x: recipe v2 has 1 mistake"):
@@ -311,7 +302,6 @@ class Recorder:
 def test_all_is_prepared_before_anything_starts_and_only_the_always_kept_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark(monkeypatch)
     plan = planned(tmp_path, HEAD + PROSE % IDLE + CODER % ALWAYS + EMBED % ALWAYS)
     recorder, questions = Recorder(monkeypatch), list[str]()
 
@@ -335,7 +325,6 @@ def test_all_is_prepared_before_anything_starts_and_only_the_always_kept_start(
 
 
 def test_nothing_is_fetched_without_a_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark(monkeypatch)
     recorder = Recorder(monkeypatch)
     with pytest.raises(CheckpointError, match=r"169\.1 GB to download"):
         up_stack(planned(tmp_path), load_settings(), confirm=lambda _question: False)
@@ -345,7 +334,6 @@ def test_nothing_is_fetched_without_a_yes(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_in_the_way_of_an_always_kept_model_is_stopped_with_consent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark(monkeypatch)
     plan = planned(tmp_path, HEAD + PROSE % IDLE + CODER % ALWAYS)
     recorder = Recorder(monkeypatch)
     recorder.running = {"prose"}
@@ -366,7 +354,6 @@ def test_what_is_in_the_way_of_an_always_kept_model_is_stopped_with_consent(
 def test_one_model_starts_as_up_does_and_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark(monkeypatch)
     recorder = Recorder(monkeypatch)
     start_model(planned(tmp_path)["embed"], load_settings())
     assert recorder.asked == [("embed", Extent.ANSWER)]
@@ -382,10 +369,7 @@ def test_a_refusal_lists_every_reason(tmp_path: Path, monkeypatch: pytest.Monkey
         refuse(plan, of_preparation=True)
 
 
-def test_a_plan_of_a_stack_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    spark(monkeypatch)
+def test_a_plan_of_a_stack_is_checked(tmp_path: Path, run: Run) -> None:
     done = run("plan", str(written(tmp_path, HOME)), "--check")
     assert done.returncode == 9
     assert "up" in done.stderr

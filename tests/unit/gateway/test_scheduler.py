@@ -195,9 +195,23 @@ def ready(scheduler: Scheduler, model: str, now_s: float) -> None:
     assert scheduler.decide(now_s) == []
 
 
-def test_two_models_wanted_in_turns_stay_and_serve_in_batches() -> None:
-    scheduler = scheduler_of("idle", "idle")
+def serving(*keeps: Keep) -> Scheduler:
+    """Return a scheduler whose first model has started."""
+    scheduler = scheduler_of(*keeps)
     ready(scheduler, "a", 0)
+    return scheduler
+
+
+def asked(*keeps: Keep) -> Scheduler:
+    """As `serving`, with a request for that model."""
+    scheduler = serving(*keeps)
+    scheduler.arrive(1, "a", 1)
+    scheduler.decide(1)
+    return scheduler
+
+
+def test_two_models_wanted_in_turns_stay_and_serve_in_batches() -> None:
+    scheduler = serving("idle", "idle")
     scheduler.states["b"].start_s = 30.0
     assert scheduler.wait_s("b", 1) == STAY_S - 1 + STOP_S + 30
     scheduler.arrive(1, "b", 1)
@@ -218,18 +232,14 @@ def test_two_models_wanted_in_turns_stay_and_serve_in_batches() -> None:
 
 
 def test_a_model_that_fits_beside_is_started_at_once() -> None:
-    scheduler = scheduler_of("idle", "idle", "idle")
-    ready(scheduler, "a", 0)
+    scheduler = serving("idle", "idle", "idle")
     scheduler.arrive(1, "b", 1)
     scheduler.arrive(2, "c", 2)
     assert acts(scheduler.decide(2)) == [(Act.START, "c", 0)]
 
 
 def test_a_request_that_goes_on_for_too_long_is_cut() -> None:
-    scheduler = scheduler_of("idle", "idle")
-    ready(scheduler, "a", 0)
-    scheduler.arrive(1, "a", 1)
-    scheduler.decide(1)
+    scheduler = asked("idle", "idle")
     scheduler.arrive(2, "b", 2)
     assert scheduler.decide(STAY_S) == []
     orders = scheduler.decide(STAY_S + DRAIN_S)
@@ -237,8 +247,7 @@ def test_a_request_that_goes_on_for_too_long_is_cut() -> None:
 
 
 def test_a_drained_model_goes_on_when_nobody_waits_for_the_other() -> None:
-    scheduler = scheduler_of("idle", "idle")
-    ready(scheduler, "a", 0)
+    scheduler = serving("idle", "idle")
     scheduler.arrive(1, "a", 1)
     scheduler.arrive(2, "b", 2)
     scheduler.decide(STAY_S)
@@ -282,8 +291,7 @@ def test_a_request_without_patience_has_the_model_started_all_the_same() -> None
 
 
 def test_what_is_always_kept_is_never_stopped() -> None:
-    scheduler = scheduler_of("always", "idle")
-    ready(scheduler, "a", 0)
+    scheduler = serving("always", "idle")
     scheduler.arrive(1, "b", 1000)
     (refusal,) = scheduler.decide(1000)
     assert refusal.act is Act.REFUSE
@@ -292,10 +300,7 @@ def test_what_is_always_kept_is_never_stopped() -> None:
 
 
 def test_a_model_for_requests_alone_goes_after_the_last_one() -> None:
-    scheduler = scheduler_of("request")
-    ready(scheduler, "a", 0)
-    scheduler.arrive(1, "a", 1)
-    scheduler.decide(1)
+    scheduler = asked("request")
     assert scheduler.decide(STAY_S + 1) == []
     scheduler.leave(1, "a", STAY_S + 2)
     assert acts(scheduler.decide(STAY_S + 2)) == [(Act.STOP, "a", 0)]
@@ -331,10 +336,7 @@ def test_what_others_do_is_seen() -> None:
 
 
 def test_a_stop_by_hand_refuses_who_waits_and_ends_after_the_last_answer() -> None:
-    scheduler = scheduler_of("always")
-    ready(scheduler, "a", 0)
-    scheduler.arrive(1, "a", 1)
-    scheduler.decide(1)
+    scheduler = asked("always")
     scheduler.stop("a")
     assert scheduler.decide(2) == []
     assert scheduler.states["a"].phase is ModelPhase.DRAINING
@@ -346,10 +348,7 @@ def test_a_stop_by_hand_refuses_who_waits_and_ends_after_the_last_answer() -> No
 
 
 def test_clients_that_go_on_asking_do_not_undo_a_stop_by_hand() -> None:
-    scheduler = scheduler_of("idle")
-    ready(scheduler, "a", 0)
-    scheduler.arrive(1, "a", 1)
-    scheduler.decide(1)
+    scheduler = asked("idle")
     scheduler.stop("a")
     scheduler.decide(2)
     scheduler.arrive(2, "a", 2)
@@ -380,8 +379,7 @@ def test_what_others_began_and_never_answers_is_not_waited_for_without_end() -> 
 
 
 def test_a_server_that_falls_silent_while_it_drains_goes_on_draining() -> None:
-    scheduler = scheduler_of("idle", "idle")
-    ready(scheduler, "a", 0)
+    scheduler = serving("idle", "idle")
     scheduler.arrive(1, "a", 1)
     scheduler.arrive(2, "b", 2)
     scheduler.decide(2)

@@ -1,13 +1,15 @@
-"""The Dockerfiles of every shipped engine, of other Pythons, and of adopted images."""
+"""The Dockerfiles of every shipped engine, of other Pythons, adopted images, mods and guard."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.mods import read_mod
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.recipe.engine import Engine
-from sparkdeploy.settings import resources
+from sparkdeploy.recipe.mods import FoundMod
+from tests.fakes.plans import made_stages
 from tests.unit.image.conftest import LoadEngine
 
 ENGINES = ("cpu-0.25", "cpu-0.32", "cuda-0.19", "cuda-0.25", "cuda-0.33")
@@ -31,18 +33,17 @@ def _stages(load: LoadEngine) -> Iterator[tuple[str, Stage]]:
         engine = shipped.model_copy(update={"base": base})
         yield from list(_named(f"cuda-0.25-python-{python}", engine))[:2]
     for name, image in ADOPTED.items():
-        adopted, _ = _stages_of(load("image").model_copy(update={"image": image}))
+        adopted, _ = made_stages(load("image").model_copy(update={"image": image}))
         yield f"image-{name}.engine", adopted
+    mods = [read_mod(FoundMod("", None, "true", needs_network=it)) for it in (False, True)]
+    *_, offline, online, guard = made_stages(shipped, mods=mods, top="guard")
+    yield from {"cuda-0.25.mod": offline, "cuda-0.25-network.mod": online}.items()
+    yield "cuda-0.25.guard", guard
 
 
 def _named(name: str, engine: Engine) -> Iterator[tuple[str, Stage]]:
-    for index, stage in zip(STAGES, _stages_of(engine), strict=True):
+    for index, stage in zip(STAGES, made_stages(engine), strict=True):
         yield f"{name}.{index}", stage
-
-
-def _stages_of(engine: Engine) -> tuple[Stage, ...]:
-    found = stages_of(engine, base_source="registry", architecture="aarch64", resources=resources())
-    return tuple(found)
 
 
 def _without_fingerprints(dockerfile: str) -> str:

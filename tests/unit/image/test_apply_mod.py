@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from enum import Enum
@@ -12,48 +14,19 @@ from typing import cast
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
+from sparkdeploy.image import proof
 from sparkdeploy.image.inside import apply_mod
-from sparkdeploy.image.inside.apply_mod import Seen, refusal
 from sparkdeploy.image.inside.arguments import as_text, flags
 from sparkdeploy.image.proof import prove_stage
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
-from sparkdeploy.settings import resources
 from tests.fakes.builds import ScriptedHost, build
 
-from .conftest import LoadEngine, MakeSettings
-
-NOTHING = Seen({}, {}, frozenset())
 STATE = (1, 1, 1, 1, 1)
 OTHER = (1, 2, 2, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("code", "after", "words"),
-    [
-        (3, NOTHING, "it failed with exit code 3"),
-        (-9, NOTHING, "it was ended by signal 9"),
-        (0, Seen({}, {}, frozenset({"/v/x.py.rej"})), "a part of its patch fits nowhere: /v/x.py"),
-        (
-            0,
-            Seen({}, {"/workspace/x": ("/workspace", STATE)}, frozenset()),
-            "it changed /workspace/x, and what is written to the image's volume /workspace is lost",
-        ),
-    ],
-)
-def test_what_a_mod_did_is_refused_with_the_reason(code: int, after: Seen, words: str) -> None:
-    assert words in (refusal(code, NOTHING, after) or "")
-
-
-def test_what_was_there_before_the_mod_is_not_its_doing() -> None:
-    before = Seen({}, {"/data/x": ("/data", STATE)}, frozenset({"/mod/old.rej"}))
-    assert refusal(0, before, before) is None
-    written = Seen({}, {"/data/x": ("/data", OTHER)}, before.rejects)
-    assert "volume /data is lost" in (refusal(0, before, written) or "")
-    removed = Seen({}, {}, frozenset())
-    assert "volume /data is lost" in (refusal(0, before, removed) or "")
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -66,7 +39,9 @@ def test_a_python_without_pip_borrows_one(
     with zipfile.ZipFile(wheels / "pip-23.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("pip/__init__.py", "")
         wheel.writestr("pip/__main__.py", "import sys; print('borrowed', *sys.argv[1:])")
-    (mod / "run.sh").write_text("pip install x > told\npython3 -m pip list >> told\n")
+    (mod / "run.sh").write_text(
+        'pip install x > told\npython3 -m pip list >> told\necho "$PYTHONPATH" >> told\n'
+    )
     found = object() if has_own else None
     monkeypatch.setattr(apply_mod, "find_spec", lambda name: found if name == "pip" else None)
     monkeypatch.setattr(apply_mod, "PIP_WHEELS", wheels)
@@ -77,7 +52,8 @@ def test_a_python_without_pip_borrows_one(
     assert made == (["python", "python3"] if has_own else ["python", "python3", "pip", "pip3"])
     if not has_own:
         assert apply_mod._run(mod) == 0
-        assert (mod / "told").read_text() == "borrowed install x\nborrowed list\n"
+        path = f"/nowhere:{wheels}/pip-23.0-py3-none-any.whl"
+        assert (mod / "told").read_text() == f"borrowed install x\nborrowed list\n{path}\n"
 
 
 def test_all_that_was_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +72,8 @@ STEP = BuildEvent("Step 5/7 : RUN x\n")
 
 
 @pytest.fixture
-def mod(load: LoadEngine) -> Stage:
-    base = stages_of(
-        load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
-    )[0]
-    return replace(base, name="mod", mod="mods/fix", mod_slug="fix", runs_on="cpu")
+def mod(stages: tuple[Stage, ...]) -> Stage:
+    return replace(stages[0], name="mod", mod="mods/fix", mod_slug="fix", runs_on="cpu")
 
 
 @pytest.mark.parametrize(
@@ -112,27 +85,43 @@ def mod(load: LoadEngine) -> Stage:
     ],
 )
 def test_what_failed_within_a_mod_that_ended_well_is_told(
-    mod: Stage, make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], line: str
+    mod: Stage, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     events = [STEP, BuildEvent(f"before\n{line}\nafter\n")]
+    named = replace(mod, mod="mods/größe $x")
     host = ScriptedHost(events, stage=mod, said=(0, json.dumps(NOTE)))
-    build(host, mod, make_settings)
+    fact, _ = build(host, named)
+    assert fact.labels[labels.MOD] == "mods/größe $x"
     warned = capsys.readouterr().err
-    assert "warning: the mod mods/fix ended well, and said on its way:\n" in warned
+    assert "warning: the mod mods/größe $x ended well, and said on its way:\n" in warned
     assert warned.count(line) == 1
     assert "after" not in warned
 
 
 class LookedInto(ScriptedHost):
-    """An engine whose image below holds one file."""
+    """An engine whose image below holds the files of this machine."""
 
     def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
-        return (0, json.dumps({"/v/x.py": "before"})) if image == "below" else self.said
+        if image != "below":
+            return self.said
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("content", ["before", "after"])
-def test_a_mod_that_writes_what_was_there_has_changed_nothing(mod: Stage, content: str) -> None:
-    note = {"added": [], "removed": [], "written": {"/v/x.py": content}, "count": 1}
+def test_a_mod_that_writes_what_was_there_has_changed_nothing(
+    mod: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(proof, "COMPARED_AT_ONCE", 1)
+    same, other = tmp_path / "same", tmp_path / "x.py"
+    for path in (same, other):
+        path.write_text("before")
+    held = apply_mod.content_of(same)
+    written = {str(same): held, str(other): held if content == "before" else "after"}
+    note = {"added": [], "removed": [], "written": written, "count": 2}
     host = cast("DockerHost", LookedInto([], said=(0, json.dumps(note))))
     stage = replace(mod, below="below")
     if content == "before":
@@ -140,13 +129,13 @@ def test_a_mod_that_writes_what_was_there_has_changed_nothing(mod: Stage, conten
             prove_stage(host, stage, "sha256:new")
     else:
         told = json.loads(prove_stage(host, stage, "sha256:new"))
-        assert told == {"changed": ["/v/x.py"], "count": 1}
+        assert told == {"changed": [str(other)], "count": 1}
 
 
-def test_the_lines_of_a_log_are_cut(mod: Stage, make_settings: MakeSettings) -> None:
+def test_the_lines_of_a_log_are_cut(mod: Stage) -> None:
     events = [STEP, BuildEvent("x" * 10_000_000), BuildEvent("failed", error="failed")]
     with pytest.raises(BuildError) as caught:
-        build(ScriptedHost(events), mod, make_settings)
+        build(ScriptedHost(events), mod)
     assert len(caught.value.detail or "") < 2_000
 
 
@@ -169,6 +158,7 @@ def told() -> dict[str, dict[str, object]]:
     parser.add_argument("--name", type=str)
     parser.add_argument("--kind", type=Kind, choices=list(Kind))
     parser.add_argument("--sizes", type=int, nargs="+")
+    parser.add_argument("--some", nargs="?")
     parser.add_argument("--on", action="store_true")
     parser.add_argument("--both", action=argparse.BooleanOptionalAction)
     return flags(parser._option_string_actions)
@@ -183,6 +173,7 @@ def test_each_flag_says_what_it_takes() -> None:
     assert rows["--name"]["type"] == "text"
     assert rows["--kind"] == {"takes": "one", "choices": ["one", "two"]}
     assert rows["--sizes"] == {"takes": "many", "type": "int"}
+    assert rows["--some"] == {"takes": "optional", "type": "text"}
     assert rows["--on"] == {"takes": "none"}
     assert rows["--both"] == {"takes": "none", "aliases": ["--no-both"]}
     assert "model" not in rows

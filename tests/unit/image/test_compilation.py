@@ -6,25 +6,28 @@ from typing import cast
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import compilation
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image import compilation, network
+from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.stages import Stage
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import SourceBuild
-from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.step import Step
+from tests.fakes.builds import ScriptedHost, build
+from tests.fakes.plans import DOCKER
 
-from .conftest import LoadEngine, MakeSettings
+from .conftest import MakeStages
 
 GIB, GB = 2**30, 10**9
 
 
 @pytest.fixture
-def stage(load: LoadEngine) -> Stage:
+def stage(make_stages: MakeStages) -> Stage:
     """The engine stage of the engine that is compiled."""
-    return stages_of(
-        load("cuda-0.19"), base_source="registry", architecture="aarch64", resources=resources()
-    )[1]
+    return make_stages("cuda-0.19")[1]
 
 
 @pytest.fixture
@@ -39,24 +42,31 @@ def text_of(stage: Stage, path: str) -> str:
         return stream.read().decode()
 
 
-def test_a_machine_without_room_is_refused_with_everything_it_lacks(source: SourceBuild) -> None:
+def test_a_machine_without_room_is_refused_with_all_that_it_lacks_before_anything_is_fetched(
+    stage: Stage, source: SourceBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {labels.FINGERPRINT: stage.inputs["below"]}
+    host = ScriptedHost([], {stage.below or "": ImageFact("sha256:x", (), marks, 1)})
+    host.info = lambda: DOCKER  # type: ignore[attr-defined]
+    disk, memory = {Path(DOCKER.root_dir): source.disk_gb * GB - 1}, {"MemAvailable": 15 * GIB}
+    monkeypatch.setattr("sparkdeploy.node.facts.free_bytes", disk.get)
+    monkeypatch.setattr("sparkdeploy.node.facts.read_meminfo", lambda: memory)
+    monkeypatch.setattr("sparkdeploy.image.network.refusal", lambda *_: OSError("no route"))
     with pytest.raises(NodeError, match="cannot be compiled on this machine") as caught:
-        compilation.refuse_machine(
-            source, engine="cuda-0.19", disk_bytes=59 * GB, memory_bytes=15 * GIB
-        )
-    assert [line.split(":")[0] for line in (caught.value.detail or "").splitlines()] == [
-        "disk",
-        "memory",
-    ]
-    assert caught.value.exit_code == 4
-    for disk_bytes, memory_bytes in ((source.disk_gb * GB, source.memory_gib * GIB), (None, None)):
-        compilation.refuse_machine(
-            source, engine="cuda-0.19", disk_bytes=disk_bytes, memory_bytes=memory_bytes
-        )
+        build(host, stage)
+    lacks = [line.split(":")[0] for line in (caught.value.detail or "").splitlines()]
+    assert (lacks, caught.value.exit_code) == (["disk", "memory"], 4)
+    for room in (disk, memory):
+        room.clear()
+    with pytest.raises(BuildError, match="which does not answer"):
+        build(host, stage)
+    disk[Path(DOCKER.root_dir)] = source.disk_gb * GB
+    memory["MemAvailable"] = source.memory_gib * GIB
+    with pytest.raises(BuildError, match="which does not answer"):
+        build(host, stage)
 
 
-def test_sources_out_of_reach_are_refused_by_name(make_settings: MakeSettings) -> None:
-    settings = make_settings(BuildNetwork())
+def test_sources_out_of_reach_are_refused_by_name(settings: Settings) -> None:
     gone = replace(settings, hosts=replace(settings.hosts, source_forge="http://127.0.0.1:9"))
     with pytest.raises(
         BuildError, match=r"CUTLASS.*127\.0\.0\.1:9, which does not answer"
@@ -82,18 +92,16 @@ def test_the_compiler_gets_the_pinned_sources_and_the_sparks_architecture(stage:
 
 @dataclass
 class Compiler:
-    """An engine whose one container ends as told, and leaves a wheel or not."""
+    """An engine whose one container ends as told, and leaves no wheel."""
 
     exit_code: int
-    wheel: Path | None = None
     removed: list[str] = field(default_factory=list)
 
     def create(self, _spec: object) -> str:
         return "id"
 
     def start(self, _container: str) -> None:
-        if self.wheel is not None:
-            self.wheel.write_bytes(b"")
+        pass
 
     def find_container(self, _container: str) -> "Compiler":
         return self
@@ -110,9 +118,8 @@ class Compiler:
 
 
 def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
-    stage: Stage, make_settings: MakeSettings
+    stage: Stage, settings: Settings
 ) -> None:
-    settings = make_settings(BuildNetwork())
     compiler = Compiler(exit_code=1)
     with pytest.raises(BuildError, match="did not compile") as caught:
         compilation.compile_wheel(cast("DockerHost", compiler), stage, settings, cast("Step", None))
@@ -126,9 +133,8 @@ def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
 
 
 def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
-    stage: Stage, make_settings: MakeSettings
+    stage: Stage, settings: Settings
 ) -> None:
-    settings = make_settings(BuildNetwork())
     folder = compilation.wheel_folder(stage, settings)
     folder.mkdir(parents=True)
     (folder / ".vllm-0.19.1.whl.part").write_bytes(b"half")
@@ -138,12 +144,13 @@ def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
     nobody = cast("DockerHost", None)
     compilation.refuse_start(stage, nobody, settings)
     assert compilation.compile_wheel(nobody, stage, settings, cast("Step", None)) == wheel
+    sent = network.files(replace(stage, compiled=wheel), settings)
+    assert ContextFile(f"network/compiled/{wheel.name}", wheel) in sent
 
 
 def test_a_wheel_is_another_one_for_each_thing_that_it_is_compiled_from(
-    stage: Stage, make_settings: MakeSettings
+    stage: Stage, settings: Settings
 ) -> None:
-    settings = make_settings(BuildNetwork())
 
     def changed(name: str) -> bool:
         other = replace(stage, inputs={**stage.inputs, name: "another"})

@@ -1,7 +1,6 @@
 """Locks: what they pin, what fits a platform, and how they are resolved anew."""
 
 import itertools
-import stat
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,11 @@ import pytest
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
-from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.settings import BuildNetwork, Settings, resources
+from tests.unit.conftest import GiveProgram
 from tools import lock_engine
 
-from .conftest import LoadEngine, MakeSettings
+from .conftest import LoadEngine
 
 LOCKS = sorted((resources() / "recipes" / "engines" / "locks").rglob("*.txt"))
 TORCH_2_10 = ["torch==2.10.0+cu130", "torchvision==0.25.0+cu130", "torchaudio==2.10.0+cu130"]
@@ -152,18 +152,10 @@ wheels = [{{ name = "torch.whl", hashes = {{ sha256 = "{EMPTY}" }} }}]
 
 
 @pytest.fixture
-def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A uv that writes one solution and notes its environment."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    program = folder / "uv"
+def fake_uv(tmp_path: Path, give_program: GiveProgram) -> Path:
+    """A uv that writes one solution."""
     (tmp_path / "solution").write_text(SOLUTION)
-    program.write_text(
-        f'#!/bin/sh\nenv > {tmp_path}/seen\nfor last; do :; done; cp {tmp_path}/solution "$last"\n'
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return program
+    return give_program("uv", f'for last; do :; done; cp {tmp_path}/solution "$last"')
 
 
 def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
@@ -206,7 +198,7 @@ def test_no_solution_ends_with_what_uv_said(fake_uv: Path, tmp_path: Path) -> No
 
 
 def test_a_remade_lock_is_compared_and_written(
-    fake_uv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: MakeSettings
+    fake_uv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     source = resources() / "recipes"
     root = tmp_path / "resources"
@@ -218,7 +210,6 @@ def test_a_remade_lock_is_compared_and_written(
     for name in ("requirements.in", "overrides.in"):
         (folder / name).write_text("")
     monkeypatch.setenv("SPARKDEPLOY_RESOURCES", str(root))
-    settings = make_settings(BuildNetwork())
     first = lock_engine.remake_locks("cuda-0.25", None, settings)
     assert [item.path.name for item in first] == [
         f"{architecture}-py{python}.txt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,39 +14,46 @@ import requests
 
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image import network
+from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.network import login_of
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.connection import refuse_unreadable_logins, translated
-from sparkdeploy.settings import BuildNetwork, load_settings
+from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+from tests.unit.conftest import GiveProgram
 
-from .conftest import MakeSettings
-
+Sent = Callable[[BuildNetwork], dict[str, ContextFile]]
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 
 
-def environment(stage: Stage, build: BuildNetwork, make_settings: MakeSettings) -> dict[str, str]:
-    files = {file.path: file for file in network.files(stage, make_settings(build))}
+@pytest.fixture
+def sent(stages: tuple[Stage, ...], settings: Settings) -> Sent:
+    """What travels with the engine's stage where a network is like that, by its path."""
+
+    def files(build: BuildNetwork) -> dict[str, ContextFile]:
+        found = network.files(stages[1], replace(settings, build=build))
+        return {file.path: file for file in found}
+
+    return files
+
+
+def environment(files: dict[str, ContextFile]) -> dict[str, str]:
     with files["network/environment"].open() as stream:
         lines = stream.read().decode().splitlines()
     return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
-def test_the_ca_bundle_travels_and_every_tool_is_told(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_the_ca_bundle_travels_and_every_tool_is_told(sent: Sent, tmp_path: Path) -> None:
     bundle = tmp_path / "my.pem"
     bundle.write_text("a certificate")
-    build = BuildNetwork(ca_bundle=bundle)
-    said = environment(stages[1], build, make_settings)
+    files = sent(BuildNetwork(ca_bundle=bundle))
+    said = environment(files)
     assert said["SSL_CERT_FILE"] == said["PIP_CERT"] == "/network/ca.pem"
     assert said["APT_CONFIG"] == "/network/apt.conf"
-    paths = [file.path for file in network.files(stages[1], make_settings(build))]
-    assert {"network/ca.pem", "network/apt.conf"} <= set(paths)
+    assert files["network/ca.pem"].content == b"a certificate"
+    assert files["network/apt.conf"].content == b'Acquire::https::CAInfo "/network/ca.pem";\n'
 
 
-def test_only_wheels_that_the_lock_pins_travel(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_only_wheels_that_the_lock_pins_travel(sent: Sent, tmp_path: Path) -> None:
     wanted = (TORCH, "idna-3.20-py3-none-any.whl")
     unwanted = (
         "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl",
@@ -56,48 +64,46 @@ def test_only_wheels_that_the_lock_pins_travel(
     )
     for name in (*wanted, *unwanted):
         (tmp_path / name).write_bytes(b"")
-    files = network.files(stages[1], make_settings(BuildNetwork(find_links=(tmp_path,))))
-    travelling = {file.path for file in files if file.path.endswith(".whl")}
-    assert travelling == {f"network/wheels/{name}" for name in wanted}
-    assert all(isinstance(file.content, Path) for file in files if file.path.endswith(".whl"))
+    files = sent(BuildNetwork(find_links=(tmp_path,)))
+    travelling = {path: file.content for path, file in files.items() if path.endswith(".whl")}
+    assert travelling == {f"network/wheels/{name}": tmp_path / name for name in wanted}
 
 
 def test_torch_comes_from_its_own_index_unless_its_wheel_travels(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+    sent: Sent, tmp_path: Path
 ) -> None:
-    nothing = environment(stages[1], BuildNetwork(), make_settings)
+    nothing = environment(sent(BuildNetwork()))
     assert nothing["TORCH_SOURCE"] == "'--default-index https://torch.test/cpu'"
     (tmp_path / TORCH).write_bytes(b"")
-    with_wheel = environment(stages[1], BuildNetwork(find_links=(tmp_path,)), make_settings)
+    with_wheel = environment(sent(BuildNetwork(find_links=(tmp_path,))))
     assert with_wheel["TORCH_SOURCE"] == "--no-index"
     assert "UV_OFFLINE" not in with_wheel
 
 
 def test_a_complete_wheelhouse_needs_no_index(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
+    stages: tuple[Stage, ...], sent: Sent, tmp_path: Path
 ) -> None:
     for pin in stages[1].pins:
         name = pin.name.replace("-", "_")
         (tmp_path / f"{name}-{pin.version}-py3-none-any.whl").write_bytes(b"")
-    said = environment(stages[1], BuildNetwork(find_links=(tmp_path,)), make_settings)
+    said = environment(sent(BuildNetwork(find_links=(tmp_path,))))
     assert said["UV_OFFLINE"] == said["PIP_NO_INDEX"] == "1"
 
 
-def test_every_tool_is_told_the_indexes(
-    stages: tuple[Stage, ...], make_settings: MakeSettings
-) -> None:
+def test_every_tool_is_told_the_indexes(sent: Sent) -> None:
     build = BuildNetwork(index_url="https://own.test", extra_index_urls=("https://more.test",))
-    said = environment(stages[1], build, make_settings)
+    said = environment(sent(build))
     assert said["UV_DEFAULT_INDEX"] == said["PIP_INDEX_URL"] == "https://own.test"
     assert said["UV_INDEX"] == said["PIP_EXTRA_INDEX_URL"] == "https://more.test"
 
 
-def test_the_plugin_stage_needs_no_network(
-    stages: tuple[Stage, ...], make_settings: MakeSettings
-) -> None:
-    settings = make_settings(BuildNetwork(proxies={"https_proxy": "http://proxy.test"}))
-    assert network.files(stages[2], settings) == ()
-    assert network.build_args(stages[2], settings) == {}
+def test_the_plugin_stage_needs_no_network(stages: tuple[Stage, ...], settings: Settings) -> None:
+    proxies = {"https_proxy": "http://proxy.test"}
+    behind = replace(settings, build=BuildNetwork(proxies=proxies))
+    assert network.files(stages[2], behind) == ()
+    assert network.build_args(stages[2], behind) == {}
+    base = {"BASE_IMAGE": "registry.test/library/debian:bookworm-slim"}
+    assert network.build_args(stages[0], behind) == {**proxies, **base}
 
 
 @pytest.mark.parametrize(
@@ -109,12 +115,11 @@ def test_the_plugin_stage_needs_no_network(
     ],
 )
 def test_an_index_with_credentials_is_refused_without_repeating_them(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, build: BuildNetwork
+    stages: tuple[Stage, ...], sent: Sent, settings: Settings, build: BuildNetwork
 ) -> None:
     with pytest.raises(RecipeError, match=r"index\.test has credentials") as caught:
-        network.files(stages[1], make_settings(build))
+        sent(build)
     assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.detail}"
-    settings = make_settings(BuildNetwork())
     for name in ("torch_cpu_index", "torch_cuda_index"):
         hosts = replace(settings.hosts, **{name: "https://me:secret@torch.test"})
         with pytest.raises(RecipeError, match=r"torch\.test has credentials"):
@@ -135,11 +140,9 @@ def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
     assert refused.value.hint == f"it is set by environment SPARKDEPLOY_{name.upper()}"
 
 
-def test_a_value_with_shell_characters_stays_one_value(
-    stages: tuple[Stage, ...], make_settings: MakeSettings
-) -> None:
+def test_a_value_with_shell_characters_stays_one_value(sent: Sent) -> None:
     build = BuildNetwork(proxies={"https_proxy": "http://u:p$(id)'@proxy.test"})
-    said = environment(stages[1], build, make_settings)
+    said = environment(sent(build))
     assert said["https_proxy"] == "'http://u:p$(id)'\"'\"'@proxy.test'"
 
 
@@ -176,19 +179,23 @@ def test_a_login_that_is_none_is_named(logins: Path, entry: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:docker-credential")
 @pytest.mark.parametrize("helper", ["missing", "exits"])
-def test_a_helper_that_fails_is_named(
-    logins: Path, monkeypatch: pytest.MonkeyPatch, helper: str
-) -> None:
-    program = logins.with_name("docker-credential-exits")
-    program.write_text("#!/bin/sh\necho locked\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(logins.parent), prepend=":")
+def test_a_helper_that_fails_is_named(logins: Path, give_program: GiveProgram, helper: str) -> None:
+    give_program("docker-credential-exits", "echo locked\nexit 1")
     store = {"credsStore": helper}
     with pytest.raises(NodeError) as caught, translated("pull lab.example/x"):
         docker.auth.load_config(config_dict=dict(store)).resolve_authconfig("lab.example")
     said = caught.value.message
     assert said.startswith(f"pull lab.example/x: its login could not be read from {logins}: ")
     assert ("locked" if helper == "exits" else "docker-credential-missing not installed") in said
+
+
+def test_a_host_is_known_by_the_usual_certificates_or_by_those_of_the_bundle(
+    settings: Settings,
+) -> None:
+    refused = network.refusal("https://127.0.0.1:9", settings)
+    assert isinstance(refused, requests.ConnectionError)
+    own = replace(settings, build=BuildNetwork(ca_bundle=Path("/nowhere.pem")))
+    assert "/nowhere.pem" in str(network.refusal("https://127.0.0.1:9", own))
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,13 @@
 """What is found inside an engine's image: kernels, programs to trim, whether it can be adopted."""
 
 import struct
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sparkdeploy.image.inside import trim
+from sparkdeploy.image.inside import adopt, prove, trim
 from sparkdeploy.image.inside.adopt import refusal
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 
@@ -49,10 +50,13 @@ def kernels(tmp_path: Path, content: bytes) -> Counter[str]:
     return Counter({str(kernel): count for kernel, count in kernels_of(path).items()})
 
 
-def test_each_kernel_image_is_counted_under_the_compilers_word_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", [".nv_fatbin", "__nv_relfatbin"])
+def test_each_kernel_image_is_counted_under_the_compilers_word_for_it(
+    tmp_path: Path, section: str
+) -> None:
     first = fatbin(entry(CUBIN, 120, 0x1208011), entry(CUBIN, 120, 0x1008011), entry(PTX, 80, 0))
     second = fatbin(entry(CUBIN, 90, 0x108011), entry(CUBIN, 120, 0x1208011))
-    assert kernels(tmp_path, library(first + b"\0" * 8 + second)) == {
+    assert kernels(tmp_path, library(first + b"\0" * 8 + second, section)) == {
         "sm_120f": 2,
         "sm_120": 1,
         "sm_90a": 1,
@@ -77,6 +81,7 @@ def test_an_unknown_layout_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
         ("sm_120f", True),
         ("sm_121a", True),
         ("sm_120a", False),
+        ("sm_122", False),
         ("sm_110f", False),
         ("compute_120", False),
     ],
@@ -108,6 +113,29 @@ def test_any_other_is_refused_with_the_reason(
 
 def test_a_cpu_build_fits_an_engine_that_says_so() -> None:
     assert refusal("0.32.0", "cpu", vllm="0.32.0+cpu", torch_cuda=None) is None
+
+
+def test_a_python_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    told = refusal("any", "cuda", vllm="0.9.0", torch_cuda="12.8")
+    assert told == "its Python is 3.9, older than 3.10"
+    # It would fail at `str | None` before it says anything.
+    assert refusal.__annotations__["return"] == "str | None"
+
+
+def test_the_cuda_of_torch_is_read_from_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for text, cuda in (
+        ("cuda: Optional[str] = '13.0'\nhip = '7'\n", "13.0"),
+        ('cuda = "12.8"\n', "12.8"),
+        ("cuda: Optional[str] = None\ncuda_of_another = '1'\n", None),
+    ):
+        (tmp_path / "torch" / "version.py").write_text(text)
+        assert (adopt._torch_cuda(), prove.torch_cuda()) == (cuda, cuda)
 
 
 SITE = "lib/python3.12/site-packages"

@@ -14,13 +14,13 @@ from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import _refuse_volumes
 from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.image.pins import ImageInspector, pull_below
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent, RegistryImage
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import load_settings
 
-from .conftest import LoadEngine
+from .conftest import MakeStages
 
 DIGEST = "lab.example/vllm@sha256:" + "0" * 64
 
@@ -43,11 +43,8 @@ class _Host:
 
 
 @pytest.fixture
-def stage(load: LoadEngine) -> Stage:
-    engine = load("image").model_copy(update={"image": DIGEST})
-    return stages_of(engine, base_source="registry", architecture="aarch64", resources=resources())[
-        0
-    ]
+def stage(make_stages: MakeStages) -> Stage:
+    return make_stages("image", image=DIGEST)[0]
 
 
 def pull(host: _Host, stage: Stage) -> None:
@@ -129,6 +126,8 @@ def test_an_interpreter_that_containers_find_is_enough(tmp_path: Path) -> None:
     refuse_without_emulation("aarch64", folder)
     with pytest.raises(NodeError, match="cannot run programs for linux/amd64"):
         refuse_without_emulation("x86_64", folder)
+    (folder / "qemu-x86_64").write_text(AARCH64.replace("00b700", "003e00"))
+    refuse_without_emulation("x86_64", folder)
 
 
 @pytest.mark.parametrize(

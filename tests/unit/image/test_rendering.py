@@ -11,12 +11,13 @@ from sparkdeploy.image.stages import BaseSource, stages_of
 from sparkdeploy.settings import resources
 from tests.unit.golden import assert_golden, difference
 
-from .conftest import LoadEngine
+from .conftest import LoadEngine, MakeStages
 from .rendered import ADOPTED, ENGINES, rendered_dockerfiles
 
 WHOLE = (
     *("cpu-0.32.engine", "cuda-0.19.engine", "cuda-0.25.base", "cuda-0.25.engine"),
-    *("cuda-0.25.plugin", "image-digest.engine", "image-id.engine"),
+    *("cuda-0.25.plugin", "cuda-0.25.mod", "cuda-0.25.guard"),
+    *("image-digest.engine", "image-id.engine"),
 )
 """The others differ from one of these in a few lines, which stand in a file of their own."""
 NEEDS_BUILDKIT = {
@@ -52,21 +53,19 @@ def test_the_other_stages_differ_from_these_as_committed(
     [(name, "registry") for name in ENGINES]
     + [(name, "debian") for name in ENGINES if name != "cuda-0.19"],
 )
-def test_no_dockerfile_needs_buildkit(load: LoadEngine, name: str, source: BaseSource) -> None:
-    for stage in stages_of(
-        load(name), base_source=source, architecture="x86_64", resources=resources()
-    ):
+def test_no_dockerfile_needs_buildkit(
+    make_stages: MakeStages, name: str, source: BaseSource
+) -> None:
+    for stage in make_stages(name, base_source=source):
         found = [what for what, sign in NEEDS_BUILDKIT.items() if sign.search(stage.dockerfile)]
         assert not found, f"{stage.name} uses {found}"
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_final_half_of_a_stage_never_sees_the_network_folder(
-    load: LoadEngine, name: str
+    make_stages: MakeStages, name: str
 ) -> None:
-    for stage in stages_of(
-        load(name), base_source="registry", architecture="x86_64", resources=resources()
-    ):
+    for stage in make_stages(name):
         final = stage.dockerfile[stage.dockerfile.rindex("\nFROM ") :]
         assert "network" not in final
         assert "\nARG" not in final
@@ -79,11 +78,8 @@ def test_a_template_value_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image", ADOPTED.values())
-def test_an_existing_image_is_adopted(load: LoadEngine, image: str) -> None:
-    engine = load("image").model_copy(update={"image": image})
-    adopted, plugin = stages_of(
-        engine, base_source="registry", architecture="aarch64", resources=resources()
-    )
+def test_an_existing_image_is_adopted(make_stages: MakeStages, image: str) -> None:
+    adopted, plugin = make_stages("image", image=image)
     assert (adopted.below, plugin.below) == (None, adopted.tag)
     assert image in (adopted.registry_image, adopted.local_image)
 
@@ -96,8 +92,6 @@ def test_a_missing_lock_is_named(load: LoadEngine, tmp_path: Path) -> None:
         )
 
 
-def test_a_base_that_only_a_registry_has_is_named(load: LoadEngine) -> None:
+def test_a_base_that_only_a_registry_has_is_named(make_stages: MakeStages) -> None:
     with pytest.raises(BuildError, match="can only come from a registry"):
-        stages_of(
-            load("cuda-0.19"), base_source="debian", architecture="aarch64", resources=resources()
-        )
+        make_stages("cuda-0.19", base_source="debian")

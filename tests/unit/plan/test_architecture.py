@@ -9,16 +9,16 @@ import pytest
 
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.stages import BASE_SOURCES, stages_of
+from sparkdeploy.image.stages import BASE_SOURCES
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.clean import wanted_by
 from tests.fakes.containers import FakeContainers
-from tests.fakes.plans import DOCKER
+from tests.fakes.plans import DOCKER, made_stages
 
 
 def nodes_with(architecture: str) -> Nodes:
@@ -42,9 +42,7 @@ def test_images_and_locks_are_for_the_docker_engine(
     resolved = load_recipe(shipped, "v2")
     plan = draft_plan(resolved, load_settings(), nodes_with(told), Deployment("main"))
     assert plan.observed.head.facts.architecture == ours
-    wanted = stages_of(
-        resolved.engine, base_source="registry", architecture=ours, resources=resources()
-    )
+    wanted = made_stages(resolved.engine, architecture=ours)
     assert [step.stage for step in plan.images] == list(wanted)
 
 
@@ -89,9 +87,7 @@ def test_fingerprints_do_not_depend_on_where_they_are_computed(
 
 def _marks(engine: Any, architecture: Any, source: Any) -> list[str]:
     try:
-        stages = stages_of(
-            engine, base_source=source, architecture=architecture, resources=resources()
-        )
+        stages = made_stages(engine, source, architecture)
     except BuildError as error:
         return [error.message]
     return [stage.fingerprint for stage in stages]

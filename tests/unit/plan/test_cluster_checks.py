@@ -15,7 +15,6 @@ from sparkdeploy import labels, shell
 from sparkdeploy.checks import survey as checks
 from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.errors import NodeError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import fabric
 from sparkdeploy.node.cluster import ClusterNode
 from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -41,8 +40,7 @@ from sparkdeploy.plan.preflight import disk, refuse_to_prepare
 from sparkdeploy.plan.steps import Needs, Plan, make_topology
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
-from tests.fakes.plans import DOCKER, FOLDERS, model_fact
-from tests.unit.conftest import REPOSITORY
+from tests.fakes.plans import DOCKER, FOLDERS, made_stages, model_fact
 
 RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)
@@ -248,9 +246,7 @@ def said(made: Plan) -> str:
 def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
     """A plan of two nodes where the engine's image is there and told this at its build."""
     resolved = load_recipe(shipped, "v2", settings)
-    stages = stages_of(
-        resolved.engine, base_source="registry", architecture="aarch64", resources=REPOSITORY
-    )
+    stages = made_stages(resolved.engine)
     marks = {**stages[1].labels(), labels.PROOF: proof}
     images = {stages[1].tag: ImageFact("sha256:1", (stages[1].tag,), marks, 1)}
     seen = Observed(

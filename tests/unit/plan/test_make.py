@@ -13,7 +13,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.checks.report import Verdict
 from sparkdeploy.image.lock import Architecture
-from sparkdeploy.image.stages import BaseSource, Stage, stages_of
+from sparkdeploy.image.stages import BaseSource, Stage
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner
@@ -31,6 +31,7 @@ from tests.fakes.plans import (
     built,
     changed,
     drafter_fact,
+    made_stages,
     model_fact,
     observed,
     plan,
@@ -330,7 +331,7 @@ NAMES = ("base", "engine", "plugin")
 
 
 def stages_from(source: BaseSource) -> tuple[Stage, ...]:
-    return stages_of(ENGINE, base_source=source, architecture=ARCHITECTURE, resources=resources())
+    return made_stages(ENGINE, source, ARCHITECTURE)
 
 
 STAGES = stages_from("registry")

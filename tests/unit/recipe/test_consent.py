@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import ConsentNeededError, RecipeError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.recipe.engine import Engine
@@ -21,7 +20,7 @@ from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
-from tests.fakes.plans import FOLDERS, model_fact
+from tests.fakes.plans import FOLDERS, made_stages, model_fact
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 from tests.unit.program import Run
@@ -255,7 +254,7 @@ CALM = st.from_regex(r"[\w./:@+ ;-]{1,20}\n?", fullmatch=True)
 
 
 def instructions(engine: Engine) -> list[list[str]]:
-    stages = stages_of(engine, base_source="registry", architecture="aarch64", resources=REPOSITORY)
+    stages = made_stages(engine)
     return [
         [line.split()[0] for line in stage.dockerfile.splitlines() if line[:1].isupper()]
         for stage in stages

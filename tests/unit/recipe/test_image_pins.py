@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image.pins import differences, keep
+from sparkdeploy.image.pins import MAX_NAMED, differences, keep
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.image_pins import (
     ImageContents,
@@ -107,6 +107,10 @@ def test_what_another_image_brings_is_told() -> None:
         "kernels sm_120f sm_121a -> sm_121a",
         "new flags: --port",
     ]
+    assert list(differences(after, before))[-1] == "flags that are gone: --port"
+    *_, many = differences(replace(before, release=replace(known, flags={})), after)
+    assert many.count("--") == MAX_NAMED
+    assert many.endswith(f" and {len(known.flags) - MAX_NAMED} more")
     assert list(differences(None, after)) == [after.describe()]
     assert list(differences(after, after)) == []
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
+from tests.fakes.plans import made_stages
 from tests.unit.conftest import REPOSITORY
 
 RECIPE = """\
@@ -89,6 +93,10 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     mod = FoundMod("mods/Fix it", folder, "", needs_network=False)
     first = read_mod(mod)
     assert first.slug == "fix-it"
+    for name in (".git", "__pycache__"):
+        (folder / name).mkdir()
+        (folder / name / ".DS_Store").touch()
+    (folder / ".DS_Store").touch()
     assert read_mod(mod).digest() == first.digest()
     (folder / "x.patch").write_text("+")
     assert read_mod(mod).digest() != first.digest()
@@ -97,30 +105,47 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     assert read_mod(mod).digest() != second
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "no script", "too many", "too large"])
+def test_commands_are_a_mod_that_ends_at_the_first_that_fails_and_keeps_their_secrets() -> None:
+    run = "curl -u me:hush-hush https://mods.test/x.patch"
+    mod = read_mod(FoundMod(run, None, f"{run}\ntrue\n", needs_network=True))
+    assert (mod.script, mod.files[0].mode) == (f"set -e\n{run}\ntrue\n", 0o755)
+    marks = stages(mod)[2].labels()
+    assert "mods.test" in marks[labels.MOD]
+    assert "hush" not in str(marks)
+
+
+NO_MODS: dict[str, Callable[[Path], object]] = {
+    "key is a link": lambda mod: (mod / "key").symlink_to("/etc/passwd"),
+    "keys is a link": lambda mod: (mod / "keys").symlink_to("/etc/ssl"),
+    "pipe is a link or no regular file": lambda mod: os.mkfifo(mod / "pipe"),
+    "holds no run.sh": lambda mod: (mod / "run.sh").rename(mod / "walk.sh"),
+    "more than 2 files": lambda mod: (mod / "third").touch(),
+    "other: it is larger than": lambda mod: (mod / "other").write_bytes(b"x" * 41),
+    "has more than 0 MiB": lambda mod: (mod / "other").write_bytes(b"x" * 13),
+    "'a\\nb' cannot be printed": lambda mod: (mod / "a\nb").touch(),
+    "run.sh has the line ends of Windows": lambda mod: (mod / "run.sh").write_bytes(b"true\r\n"),
+}
+
+
+@pytest.mark.parametrize("words", NO_MODS)
 def test_what_is_no_mod_is_refused(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_mod(tmp_path / "fix")
-    if kind == "link":
-        (folder / "key").symlink_to("/etc/passwd")
-    elif kind == "pipe":
-        os.mkfifo(folder / "pipe")
-    elif kind == "no script":
-        (folder / "run.sh").rename(folder / "walk.sh")
-    elif kind == "too many":
-        monkeypatch.setattr(mods, "MAX_FILES", 0)
-    else:
-        monkeypatch.setattr(mods, "MAX_BYTES", 3)
-    with pytest.raises(BuildError, match="mod"):
-        read_mod(FoundMod("fix", folder, "", needs_network=False))
+    (folder / "other").write_bytes(b"x" * (40 - len(SCRIPT)))
+    monkeypatch.setattr(mods, "MAX_FILES", 2)
+    monkeypatch.setattr(mods, "MAX_BYTES", 40)
+    mod = FoundMod("fix", folder, "", needs_network=False)
+    read_mod(mod)
+    NO_MODS[words](folder)
+    with pytest.raises(BuildError) as caught:
+        read_mod(mod)
+    assert words in caught.value.message
 
 
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
     engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
-    return stages_of(
-        engine, base_source="debian", architecture="aarch64", resources=REPOSITORY, mods=made
-    )
+    return made_stages(engine, "debian", mods=made)
 
 
 def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
@@ -131,10 +156,11 @@ def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
     assert modded[3].fingerprint != plain[2].fingerprint
     assert {file.path for file in modded[2].context} == {"apply/apply_mod.py", "mod/run.sh"}
     assert not modded[2].needs_network
+    networked = stages(replace(mod, needs_network=True))[2]
+    assert networked.needs_network
     (tmp_path / "fix" / "run.sh").write_text("true\n")
-    other = read_mod(FoundMod("fix", tmp_path / "fix", "", needs_network=True))
-    assert stages(other)[2].fingerprint != modded[2].fingerprint
-    assert stages(other)[2].needs_network
+    other = stages(read_mod(FoundMod("fix", tmp_path / "fix", "", needs_network=False)))[2]
+    assert len({it.fingerprint for it in (modded[2], networked, other)}) == 3
 
 
 def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(

@@ -9,13 +9,12 @@ import pytest
 from requests import ConnectionError as NoConnection
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal import engine as module
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers
-from tests.fakes.plans import DOCKER, built
+from tests.fakes.plans import DOCKER, built, made_stages
 
 NAMES = ("cpu-0.25", "cpu-0.32", "cuda-0.25", "cuda-0.33")
 
@@ -79,12 +78,7 @@ def test_a_farther_one_that_is_here_goes_before_one_that_cannot_be_had(
     shipped: Library, docker: FakeContainers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert chosen(shipped) == "cpu-0.25", "neither can be had: the build says what is missing"
-    stages = stages_of(
-        load_engine(shipped, "cpu-0.32"),
-        base_source="debian",
-        architecture="x86_64",
-        resources=resources(),
-    )
+    stages = made_stages(load_engine(shipped, "cpu-0.32"), "debian", "x86_64")
     docker.images = tuple(built(stage) for stage in stages)
     assert chosen(shipped) == "cpu-0.32"
     assert "cpu-0.32 stands in for cpu-0.25" in capsys.readouterr().err

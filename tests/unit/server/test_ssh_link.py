@@ -11,12 +11,12 @@ import pytest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.cluster import ClusterNode
 from sparkdeploy.node.ssh import READY, SshLink
+from tests.unit.conftest import GiveProgram
 
 ENTRY = {"name": "spark-2", "ssh": "spark-2.local", "user": "ada", "docker_socket": "/run/own.sock"}
 PORT = {"interface": "e1", "address": "192.168.177.12/24"}
 TARGET = ClusterNode.model_validate({**ENTRY, "fabric": [PORT]}).target
 FAKE = f"""\
-#!/bin/sh
 for word; do printf '%s\\n' "$word"; done >> "$SSH_WORDS"
 printf '\\n' >> "$SSH_WORDS"
 case " $* " in
@@ -29,12 +29,8 @@ esac
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "bin" / "ssh"
-    program.parent.mkdir()
-    program.write_text(FAKE)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give_program: GiveProgram) -> Path:
+    give_program("ssh", FAKE)
     monkeypatch.setenv("SSH_WORDS", str(tmp_path / "words"))
     return tmp_path / "words"
 

@@ -150,10 +150,7 @@ def test_what_came_into_use_since_the_question_stays(
 
 
 @pytest.fixture(autouse=True)
-def machine_without_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("config", "state", "data", "cache"):
-        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+def there(tmp_path: Path, no_docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

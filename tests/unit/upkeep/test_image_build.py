@@ -13,7 +13,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy import prepare
 from sparkdeploy.errors import BuildError, NodeError, UsageError
-from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import node_lock
@@ -22,12 +22,12 @@ from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.node.ssh import SshLink
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock
 from sparkdeploy.recipe.load import Library, Resolved, load_engine
-from sparkdeploy.settings import Settings, load_settings, resources
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.upkeep import image_build as module
 from sparkdeploy.upkeep import images as image_shelf
 from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import spark
-from tests.fakes.plans import DOCKER, built
+from tests.fakes.plans import DOCKER, built, made_stages
 
 
 class _Engine(FakeContainers):
@@ -57,12 +57,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
 
 
 def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple[Stage, ...]:
-    return stages_of(
-        load_engine(shipped, name),
-        base_source=source,
-        architecture=architecture,
-        resources=resources(),
-    )
+    return made_stages(load_engine(shipped, name), source, architecture)
 
 
 @pytest.mark.parametrize(("name", "by"), [("cuda-0.25", "engine"), ("v2", "recipe")])

@@ -12,6 +12,7 @@ from sparkdeploy.node.facts import GpuFact, GpuReading
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.upkeep import setup
 from sparkdeploy.upkeep.setup import ENGINE_PACKAGES, GIB, Need, System, commands_of, is_fixable
+from tests.unit.conftest import GiveProgram
 
 LOCK = "/run/lock/sparkdeploy"
 DOCKER = Path("/var/lib/docker")
@@ -81,16 +82,13 @@ def test_a_lock_folder_that_each_boot_makes_is_well() -> None:
 
 
 @pytest.fixture
-def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a folder of stubs before the machine's programs; return where they note their calls."""
-    folder, calls = tmp_path / "bin", tmp_path / "calls"
-    folder.mkdir()
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give_program: GiveProgram) -> Path:
+    """Stubs of what root would do; returns where they note their calls."""
+    calls = tmp_path / "calls"
     for name in ("apt-get", "systemctl", "setsid", "systemd-tmpfiles"):
         # apt would ask at the terminal.
         asks = '[ "$DEBIAN_FRONTEND" = noninteractive ] || exit 9'
-        (folder / name).write_text(f'#!/bin/sh\n{asks}\necho "{name} $*" >>{calls}\n')
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        give_program(name, f'{asks}\necho "{name} $*" >>{calls}')
     monkeypatch.delenv("DEBIAN_FRONTEND", raising=False)
     monkeypatch.setattr(setup, "LOCK_ENTRY", str(tmp_path / "tmpfiles.d" / "sparkdeploy.conf"))
     monkeypatch.setattr("os.geteuid", lambda: 0)
