@@ -51,7 +51,7 @@ def _module(path: Path) -> Module:
     tree = syntax.tree(text)
     if "re." not in text:
         return Module(path, text, tree, {})
-    inside = {"vllm_plugin", "inside", "__main__.py"} & set(path.parts)
+    inside = {"vllm_plugin", "inside", "__main__.py"} & set(path.relative_to(PACKAGE).parts)
     if not inside:
         dotted = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
         return Module(
