@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import tarfile
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy import uninstall as purging
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.lock import lock_holder, node_lock
 from sparkdeploy.recipe.load import Library
@@ -191,10 +193,15 @@ def test_a_bundle_can_be_looked_at_with_cat(crash: Path, tmp_path: Path) -> None
 
 
 class NoImages(Engine):
-    """An engine that has containers and nothing else."""
+    """An engine that has containers and nothing else, but for images that stay."""
+
+    staying: tuple[str, ...] = ()
 
     def remove_own_images(self) -> tuple[str, ...]:
-        return ()
+        settings = load_settings()
+        assert lock_holder(settings.lock_dir, settings.node_name) is not None
+        assert not self.own_containers()
+        return self.staying
 
 
 @pytest.fixture
@@ -216,12 +223,8 @@ def lab(home: Path, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
     return made
 
 
-def agrees(_found: Sequence[Leftover]) -> bool:
-    return True
-
-
 def purge(engine: Engine) -> tuple[Leftover, ...]:
-    return purging.purge(load_settings(), engine.host, agrees=agrees)
+    return purging.purge(load_settings(), engine.host, agrees=lambda _found: True)
 
 
 @pytest.mark.parametrize("role", ["data", "cache", "state"])
@@ -232,8 +235,61 @@ def test_a_folder_that_the_user_named_stays(
     named.mkdir(parents=True)
     (named / "thesis.txt").write_text("of a year")
     monkeypatch.setenv(f"SPARKDEPLOY_{role.upper()}_DIR", str(named))
-    purge(NoImages(lab=Lab.__new__(Lab)))
+    purge(NoImages())
     assert (named / "thesis.txt").read_text() == "of a year"
+
+
+def test_what_links_lead_to_and_the_program_itself_stay(home: Path) -> None:
+    """A folder that is a link, as to a larger disk, goes, and what it leads to stays empty."""
+    data, cache = load_settings().data_dir, load_settings().cache_dir
+    kept, disk = home / "kept", home / "disk"
+    for folder in (kept, disk / "engines", data / "m", data / "venv", cache.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    (data / "out").symlink_to(kept)
+    cache.symlink_to(disk)
+    (kept / "thesis.txt").write_text("of a year")
+    purge(NoImages())
+    assert (kept / "thesis.txt").read_text() == "of a year"
+    assert [*disk.iterdir(), *data.iterdir()] == [data / "venv"]
+    assert not cache.is_symlink()
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EBUSY, 0), (errno.EACCES, 4)])
+def test_a_folder_that_cannot_go_is_named_unless_it_is_a_mount(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    number: int, code: int,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "my data"))
+    (folder := load_settings().data_dir).mkdir(parents=True)
+    monkeypatch.setattr(purging, "connect", lambda _settings: NoImages())
+
+    def rmdir(path: Path) -> None:
+        raise OSError(number, "no", str(path))
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    with pytest.raises(SystemExit) if code else contextlib.nullcontext() as ended:
+        purging.main(["--yes"])
+    assert (ended.value.code if ended is not None else 0) == code
+    said = capsys.readouterr().err
+    assert (f"{folder} cannot be removed: no" in said) == (code > 0)
+    assert (f"sudo rm -r '{folder}'" in said) == (code > 0)
+
+
+def test_where_docker_does_not_answer_the_exit_code_says_so() -> None:
+    with pytest.raises(SystemExit, match="4"):
+        purging.main(["--yes"])
+
+
+def test_an_image_that_others_made_theirs_from_is_named_when_all_else_is_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = NoImages({"c" * 12: container("c" * 12, "exited")})
+    engine.staying = ("sha256:1",)
+    monkeypatch.setattr(engine, "ended_checks", lambda: ("c" * 64,))
+    (home / "cache" / "sparkdeploy").mkdir(parents=True)
+    with pytest.raises(SparkdeployError, match=r"images stay, .* made from them: sha256:1"):
+        purge(engine)
+    assert (engine.facts, load_settings().cache_dir.exists()) == ({}, False)
 
 
 def test_a_deployment_over_several_nodes_goes_from_all_of_them(lab: Lab) -> None:
