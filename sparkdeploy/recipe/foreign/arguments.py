@@ -15,7 +15,12 @@ from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.foreign.command import ServeCommand
 from sparkdeploy.recipe.foreign.report import Translation
-from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe, flag_of_parameter, tables
+from sparkdeploy.recipe.foreign.source_recipe import (
+    SourceRecipe,
+    as_text,
+    flag_of_parameter,
+    tables,
+)
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
 
@@ -107,8 +112,7 @@ def put_arguments(source: SourceRecipe, command: ServeCommand, made: Translation
     words = [word for item in free for word in (item.spelling, *item.values)]
     found = []
     for item in (SourceFlag(source, it, made) for it in given if it.spelling.startswith("-")):
-        # Words behind a flag that takes one value are the command's own.
-        end = 1 if item.takes in ("one", "optional") else len(item.given.values)
+        end = _count_of_values(item)
         words += item.given.values[end:]
         found.append(replace(item, given=replace(item.given, values=item.given.values[:end])))
     # What was typed and has no place in the command stands as a flag behind it.
@@ -125,6 +129,14 @@ def put_arguments(source: SourceRecipe, command: ServeCommand, made: Translation
         else:
             item.drop(item.given.spelling, "it is given again, and the last one counts")
     _put_defaults(source, made)
+
+
+def _count_of_values(item: SourceFlag) -> int:
+    """Return how many of the words behind a flag it takes; others are the command's own."""
+    if item.takes == "none":
+        # What a parameter said of a switch.
+        return sum(word.lower() in ("true", "false") for word in item.given.values[:1])
+    return 1 if item.takes in ("one", "optional") else len(item.given.values)
 
 
 def _put(item: SourceFlag) -> None:
@@ -219,8 +231,8 @@ def _put_defaults(source: SourceRecipe, made: Translation) -> None:
     names = source.mapping("defaults").get("served_model_name")
     if names is not None and "served_name" not in made.content["model"]:
         origin = source.origin("defaults", "served_model_name")
-        words = f"served_model_name: {names}"
-        made.put(("model", "served_name"), _one_or_all(str(names).split()), origin, words)
+        words = f"served_model_name: {as_text(names)}"
+        made.put(("model", "served_name"), _one_or_all(as_text(names).split()), origin, words)
     if "tensor_parallel" not in made.content.get("cluster", {}):
         origin = source.origin("command")
         made.put(("cluster", "tensor_parallel"), 1, origin, "no --tensor-parallel-size")
@@ -276,7 +288,7 @@ def _adapter(item: SourceFlag, word: str) -> dict[str, str]:
     content = _mapping(word) if word.startswith("{") else None
     if isinstance(content, dict):
         name, place = str(content.get("name", "")), str(content.get("path", ""))
-        for key in content.keys() - {"name", "path"}:
+        for key in [it for it in content if it not in ("name", "path")]:
             item.drop(key, "an adapter has a name and a place here")
     else:
         name, _, place = word.partition("=")
@@ -349,9 +361,12 @@ def host_path(source: SourceRecipe, place: str) -> str | None:
     """Return the path on this machine, as `volumes` say; None for a name that is no path."""
     if not place.startswith(("/", "~", ".")):
         return None
+    mounts = [("", "")]
     for volume in source.listed("volumes"):
         host, _, rest = str(volume).partition(":")
         inside = rest.partition(":")[0].rstrip("/")
         if inside and (place.rstrip("/") + "/").startswith(inside + "/"):
-            return host.rstrip("/") + place.rstrip("/")[len(inside) :]
-    return place
+            mounts.append((inside, host))
+    # Of mounts within one another the innermost counts.
+    inside, host = max(mounts)
+    return host.rstrip("/") + place.rstrip("/")[len(inside) :] if inside else place

@@ -91,10 +91,11 @@ def take_apart(text: str) -> ServeCommand:
     others: list[str] = []
     arguments: tuple[str, ...] | None = None
     for words in _commands(text):
-        if arguments is None and (found := _within_a_shell(words)) is not None:
-            arguments, env, others = found.arguments, [*env, *found.env], [*others, *found.others]
-            continue
         assigned, rest = _assignments(words)
+        if arguments is None and (found := _within_a_shell(rest)) is not None:
+            arguments, others = found.arguments, [*others, *found.others]
+            env += [*assigned, *found.env]
+            continue
         start = _server(rest)
         if start is not None and arguments is None:
             kept, redirected = _without_redirects(rest[start:])

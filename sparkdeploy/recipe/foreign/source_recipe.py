@@ -18,7 +18,10 @@ MAPPINGS = ("defaults", "env", "metadata", "variants", "executor_config", "runti
 """Keys whose value is a mapping, also within a variant."""
 LISTS = ("mods", "pre_exec", "post_exec", "post_commands", "build_args", "volumes")
 TEXTS = ("model", "command", "container", "name", "description", "runtime")
-OVERRIDDEN_WHOLE = ("container", "mods", "pre_exec", "command", "model", "model_revision")
+OVERRIDDEN_WHOLE = (
+    *("container", "mods", "pre_exec", "command", "model", "model_revision", "volumes"),
+    *("min_nodes", "max_nodes", "mode", "cluster_only", "solo_only"),
+)
 """Keys of a variant that take the place of the recipe's own; others are values of `defaults`."""
 
 
@@ -71,9 +74,10 @@ class SourceRecipe:
         return ({"model": model} if model else {}) | defaults
 
     def used_parameters(self) -> frozenset[str]:
-        """Return the names that the command has a place for, those in other parameters too."""
+        """Return the names that the commands have a place for, those in other parameters too."""
         seen: set[str] = set()
-        texts, values = [self.text_of("command")], self.parameters()
+        steps, values = map(as_text, self.listed("pre_exec")), self.parameters()
+        texts = [self.text_of("command"), *steps]
         while texts:
             new = set(PLACEHOLDER.findall(texts.pop())) - seen
             seen |= new
@@ -146,7 +150,12 @@ def _with_variant(source: SourceRecipe, name: str) -> SourceRecipe:
             content["env"] = {**source.mapping("env"), **value}
         elif key not in ("defaults", "env") and key not in tables()["keys"]:
             defaults[key] = value
-    return replace(source, content={**content, "defaults": defaults})
+    origins = dict(source.origins)
+    for path, origin in source.origins.items():
+        if path[:2] == ("variants", name) and path[2:]:
+            is_moved = path[2] in (*OVERRIDDEN_WHOLE, "env", "defaults")
+            origins[path[2:] if is_moved else ("defaults", *path[2:])] = origin
+    return replace(source, content={**content, "defaults": defaults}, origins=origins)
 
 
 def _refuse_other_kinds(source: SourceRecipe) -> None:

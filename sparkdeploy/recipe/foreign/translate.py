@@ -254,7 +254,7 @@ def _put_nodes(source: SourceRecipe, made: Translation) -> None:
             made.drop(source.origin(key), line, f"{name} says how many")
         else:
             made.put(("cluster", name), count, source.origin(key), line)
-    for key in ("min_nodes", "cluster_only", "solo_only"):
+    for key in ("min_nodes", "max_nodes", "cluster_only", "solo_only"):
         value = content.get(key)
         if key in content and (value in (None, False) or (key, value) == ("min_nodes", 1)):
             made.drop(source.origin(key), f"{key}: {value}", "it limits nothing")
@@ -316,8 +316,12 @@ def _drop_the_rest(source: SourceRecipe, made: Translation) -> None:
                 made.drop(origin, words, "no flag of vLLM's is called so")
         elif name not in used and name != "served_model_name":
             made.drop(origin, words, "the command has no place for it")
+    is_said = {
+        "launch": not source.content.get("command"),
+        "mode": any(it.theirs.startswith("mode: ") for it in (*made.translated, *made.dropped)),
+    }
     for key in source.content:
-        if key in TRANSLATED or (key == "launch" and not source.content.get("command")):
+        if key in TRANSLATED or is_said.get(key):
             continue
         why = tables()["keys"].get(key, "no key of its format, and nothing here is called so")
         made.drop(source.origin(key), key, why)

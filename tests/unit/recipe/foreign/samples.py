@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library, Resolved
 from tests.unit.conftest import REPOSITORY
 
 FOLDER = Path(__file__).parent
+CASES = yaml_text.load_file(FOLDER / "cases.yaml")
 V1 = (FOLDER / "eugr-v1.yaml").read_text()
 V2 = (FOLDER / "several-nodes-v2.yaml").read_text()
 """Without a command: it is made from the defaults."""
@@ -16,14 +18,14 @@ WITH_WORDS = """\
 recipe_version: "2"
 model: bird/Owl-1B
 container: example.org/owl@sha256:{digest}
-volumes:
-  - ~/models/owl:/model:ro
+volumes: [~/no:/model/owls/ow, ~/all:/model, "~/models:/model/owls:ro"]
 pre_exec:
-  - pip install owl-kernels
+  - pip install {{package}}
+defaults: {{package: owl-kernels}}
 command: |
   export CUDA_HOME="${{CUDA_HOME:-/usr/local/cuda}}";
   pip install more;
-  OMP_NUM_THREADS=4 exec /usr/local/bin/vllm serve /model \\
+  OMP_NUM_THREADS=4 exec /usr/local/bin/vllm serve /model/owls/owl \\
     --served-model-name owl \\{blank}
     --max-num-seqs 4  # a word of the author's
 """.format(digest="a" * 64, blank="  ")

@@ -11,20 +11,10 @@ from hypothesis import strategies as st
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.command import fill_in, take_apart
 from tests.examples import examples
+from tests.unit.recipe.foreign.samples import CASES
 
 
-@pytest.mark.parametrize(
-    ("template", "filled"),
-    [
-        ("serve {model} -x", "serve a/b -x"),
-        ("'{\"a\":1}' {model}", "'{\"a\":1}' a/b"),
-        ('\'{{"a":{{"b":1}}}}\' {model}', '\'{"a":{"b":1}}\' a/b'),
-        ('\'{{"method":"mtp","n":{count}}}\'', '\'{"method":"mtp","n":2}\''),
-        ("{nested}", "at a/b"),
-        ("${HOME} {model}", "${HOME} a/b"),
-        ("a \\\n  b \\  \n c", "a    b   c"),
-    ],
-)
+@pytest.mark.parametrize(("template", "filled"), CASES["filled"])
 def test_a_template_is_filled_in_as_its_tool_does(template: str, filled: str) -> None:
     values = {"model": "a/b", "count": "2", "nested": "at {model}"}
     assert fill_in(template, values) == filled
@@ -36,23 +26,15 @@ def test_a_parameter_without_a_value_is_named() -> None:
     assert refused.value.hint == "--set port=... --set host=..."
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ("vllm serve a/b --port 1", "a/b --port 1"),
-        ("/opt/venv/bin/vllm serve a/b", "a/b"),
-        ("python3 -m vllm.entrypoints.openai.api_server --model a/b", "--model a/b"),
-        ("bash -c 'exec vllm serve a/b'", "a/b"),
-        ("vllm serve a/b 2>&1 | tee log", "a/b"),
-        ("env A=1 vllm serve a/b  # hi; there", "a/b"),
-        ("vllm serve a/b --x '#1;2' &", "a/b --x '#1;2'"),
-        ("vllm serve a/b --x '' --y;\n", "a/b --x '' --y"),
-        ("vllm serve a/b#1 # don't", "a/b#1"),
-        ("vllm serve a/b --x \\ #1 2>log --y 2", "a/b --x ' #1' --y 2"),
-    ],
-)
+@pytest.mark.parametrize(("text", "arguments"), CASES["arguments"])
 def test_what_follows_vllm_is_found(text: str, arguments: str) -> None:
     assert list(take_apart(text).arguments) == shlex.split(arguments)
+
+
+def test_what_a_shell_is_given_is_taken_apart_as_well() -> None:
+    found = take_apart("A=1 exec bash -lc 'cd \"/a b\" && B=2 vllm serve a/b >log'")
+    assert (found.env, found.arguments) == ((("A", "1"), ("B", "2")), ("a/b",))
+    assert found.others == ("cd '/a b'", "> log")
 
 
 @pytest.mark.parametrize("text", ["", "sglang serve x", "vllm bench serve", "echo 'vllm serve x'"])

@@ -12,31 +12,12 @@ from hypothesis import strategies as st
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.report import recipe_text
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import load_recipe
 from tests.examples import examples
-from tests.unit.conftest import REPOSITORY
-from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
+from tests.unit.recipe.foreign.samples import CASES, SHELF, V1, V2, WITH_WORDS
 
-SHELF = Library((REPOSITORY / "recipes",))
 SAMPLES = (V1, V2, WITH_WORDS)
-SPLINTERS = (
-    *("{", "}", "{{", "}}", "[", "]", '"', "'", "\\", "|", "&a", "*a", "<<: *a", "!!python/x", "#"),
-    *("$(id)", "`id`", ";", "&&", "| sh", "> /etc/x", "${HOME}", "../..", "~", "/etc/passwd"),
-    *("null", "true", "1e309", "-1", "9" * 50, "\t", "\x1b[2J", "\u202e", "\ud7ff", "\x85", "-"),
-    *("--trust-remote-code", "--middleware evil.X", "--served-model-name", "-tp", "--x.y.z=1"),
-    *(
-        "{port}",
-        "{model}",
-        "{missing}",
-        "vllm serve",
-        "bash -c",
-        "a: b",
-        "- a",
-        ": ",
-        "\n",
-        "x" * 999,
-    ),
-)
+SPLINTERS = (*CASES["splinters"], "x" * 999)
 HARM = "touch /tmp/sparkdeploy-was-here"
 
 
@@ -82,30 +63,12 @@ def test_a_damaged_recipe_is_a_recipe_or_a_mistake(
         assert written == {key: value for key, value in content.items() if key != "allow_unsafe"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        V1.replace("bird/Parrot-35B-FP8", f"$({HARM})"),
-        V1.replace("name: Parrot 35B (FP8)", f"name: 'a; {HARM}'"),
-        V1.replace("container: vllm-node", f"container: 'x/y; {HARM}'"),
-        V1.replace("port: 8001", f"port: '8001; {HARM}'"),
-        V1.replace("--async-scheduling", f"; {HARM} ;"),
-        V1.replace("VLLM_MARLIN_USE_ATOMIC_ADD: 1", f"BASH_ENV: '{HARM}'"),
-        V1.replace("mods: []", f"mods: ['; {HARM}']"),
-        V1.replace("qwen3 ", "/etc/passwd "),
-        V2.replace("recipe_version:", f"pre_exec: ['{HARM}']\nrecipe_version:"),
-        V2.replace("post_exec:", f"post_commands: ['{HARM}']\npost_exec:"),
-        V2.replace("model: bird/Crow-8B", "model: /etc"),
-        V2.replace("kv_cache_dtype: fp8", "middleware: evil.Run"),
-        V2.replace("kv_cache_dtype: fp8", "tool_parser_plugin: /tmp/x.py"),
-        V2.replace("kv_cache_dtype: fp8", "worker_cls: evil.Run"),
-        V2.replace("kv_cache_dtype: fp8", "hf_token: hf_secret"),
-        V2.replace("NCCL_IB_HCA: mlx5_0", "LD_PRELOAD: /tmp/x.so"),
-    ],
-)
-def test_a_hostile_recipe_gets_nothing_without_consent(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("sample", "harmless", "hostile"), CASES["hostile"])
+def test_a_hostile_recipe_gets_nothing_without_consent(
+    tmp_path: Path, sample: str, harmless: str, hostile: str
+) -> None:
     path = tmp_path / "hostile.yaml"
-    path.write_text(text)
+    path.write_text({"V1": V1, "V2": V2}[sample].replace(harmless, hostile.replace("HARM", HARM)))
     try:
         resolved = load_recipe(SHELF, str(path))
     except RecipeError:

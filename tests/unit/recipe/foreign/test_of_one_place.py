@@ -16,7 +16,7 @@ from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.releases import releases
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 from tests.fakes.plans import observed, plan
-from tests.unit.recipe.foreign.samples import left_out
+from tests.unit.recipe.foreign.samples import CASES, left_out
 
 RECIPE = """\
 recipe_version: "1"
@@ -33,19 +33,7 @@ def text(container: str = "vllm-node", build: str = "[]", env: str = "", words: 
     return RECIPE.format(container=container, build=build, env=env, words=words)
 
 
-@pytest.mark.parametrize(
-    ("container", "build", "release"),
-    [
-        ("vllm-node-v026", "[--vllm-ref, v0.26.0]", "0.26.0"),
-        ("vllm-node", "[--vllm-ref, v0.26.0]", "0.26.0"),
-        ("vllm-node", "[--vllm-ref=0.27.1, --tf5]", "0.27.1"),
-        ("vllm-node", "['--vllm-ref v0.28']", "0.28.0"),
-        ("vllm-node-v0271", "[]", "0.27.1"),
-        ("vllm-node:v0.26.0", "[]", "0.26.0"),
-        ("my-vllm-0.26", "[]", "0.26.0"),
-        ("vllm-openai:v0.29.0", "[]", "0.29.0"),
-    ],
-)
+@pytest.mark.parametrize(("container", "build", "release"), CASES["releases"])
 def test_a_build_of_a_release_leads_to_its_public_image(
     theirs: Callable[..., Resolved], container: str, build: str, release: str
 ) -> None:
@@ -95,15 +83,7 @@ def test_no_name_of_an_image_breaks_it(word: str, sign: str, number: str) -> Non
             assert len([it for it in found.groups() if it is not None and it.isdigit()]) in (2, 3)
 
 
-OF_A_NODE = (
-    *("NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
-    *("TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "UCX_IB_GID_INDEX", "MN_IF_NAME"),
-    *("OMPI_MCA_btl_tcp_if_include", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_GID_INDEX"),
-    *("NCCL_IB_ROCE_VERSION_NUM", "RAY_NODE_IP_ADDRESS", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"),
-)
-
-
-@pytest.mark.parametrize("name", OF_A_NODE)
+@pytest.mark.parametrize("name", CASES["of_a_node"])
 def test_what_belongs_to_a_node_is_left_out_of_a_recipe(
     theirs: Callable[..., Resolved], tmp_path: Path, shipped: Library, name: str
 ) -> None:

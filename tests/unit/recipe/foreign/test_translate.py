@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.source_recipe import tables
 from sparkdeploy.recipe.load import Resolved, load_engine, load_recipe
-from tests.unit.recipe.foreign.samples import ALLOWED, SHELF, V1, V2, WITH_WORDS, left_out
+from tests.unit.recipe.foreign.samples import ALLOWED, CASES, SHELF, V1, V2, WITH_WORDS, left_out
 
 
 def test_a_recipe_of_eugrs_becomes_ours(theirs: Callable[..., Resolved]) -> None:
@@ -68,24 +69,34 @@ def test_a_command_is_made_from_the_defaults(theirs: Callable[..., Resolved]) ->
     assert (recipe.cluster.min_nodes, recipe.cluster.max_nodes) == (2, 4)
     assert (recipe.serve.trust_remote_code, recipe.serve.enable_prefix_caching) == (True, False)
     assert recipe.serve.kv_cache_dtype == "fp8"
+    assert recipe.serve.extra_args == ["--cudagraph-capture-sizes", "1", "2"]
     said = left_out(resolved)
     assert said["no_flag_of_vllm"] == "no flag of vLLM's is called so"
     assert {"NCCL_IB_HCA", "executor_config", "post_exec", "variants", "metadata"} <= said.keys()
 
 
 def test_their_launch_parameters_are_set(theirs: Callable[..., Resolved]) -> None:
-    recipe = theirs(V1, "max_model_len=4096", "tensor_parallel=4", "max_num_seqs=7").recipe
+    resolved = theirs(V1, "max_model_len=4096", "tensor_parallel=4", "max_num_seqs=7")
+    recipe = resolved.recipe
     assert recipe.serve.max_model_len == 4096
     assert recipe.cluster.tensor_parallel == 4
     # It has no place in the command, and is one of vLLM's flags.
     assert recipe.serve.max_num_seqs == 7
+    assert str(resolved.origins["serve", "max_num_seqs"]) == "--set max_num_seqs"
     assert theirs(V1, "serve.port=8005").recipe.serve.port == 8005
 
 
 def test_a_variant_is_taken_by_its_name(theirs: Callable[..., Resolved]) -> None:
-    recipe = theirs(V2, "variant=long").recipe
-    assert recipe.serve.max_model_len == 131072
-    assert recipe.serve.env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    resolved = theirs(V2, "max_num_seqs=3", "variant=long")
+    recipe, serve = resolved.recipe, resolved.recipe.serve
+    assert (serve.max_model_len, serve.max_num_seqs, serve.kv_cache_dtype) == (131072, 3, "auto")
+    assert serve.env == {"NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    assert (recipe.image, recipe.model.revision) == ("vllm/vllm-openai:v0.33.0", "2" * 40)
+    assert (recipe.mods[0].folder, recipe.mods[1].run) == ("mods/crow", "nc 8000")
+    assert recipe.cluster.min_nodes == 3
+    line = resolved.origins["serve", "max_model_len"].line
+    assert line is not None
+    assert V2.splitlines()[line - 1] == "    max_model_len: 131072"
     with pytest.raises(RecipeError, match="no variant lang") as refused:
         theirs(V2, "variant=lang")
     assert refused.value.hint == "did you mean long?"
@@ -103,6 +114,7 @@ def test_words_before_vllm_and_mounts_are_understood(theirs: Callable[..., Resol
     said = left_out(resolved)
     assert said["pip install more"].startswith("a shell's command beside vLLM")
     assert said["CUDA_HOME"] == "the image decides it"
+    assert "package" not in said
 
 
 def test_nothing_foreign_passes_without_consent(tmp_path: Path) -> None:
@@ -116,15 +128,7 @@ def test_nothing_foreign_passes_without_consent(tmp_path: Path) -> None:
     assert "model.path" in said
 
 
-@pytest.mark.parametrize(
-    ("container", "engine", "image"),
-    [
-        ("vllm-node", "cuda-0.33", None),
-        ("vllm-node:latest", "cuda-0.33", None),
-        ("vllm-node-b12x", "image", "eugr/spark-vllm-b12x:latest"),
-        ("example.org:5000/a/b:c", "image", "example.org:5000/a/b:c"),
-    ],
-)
+@pytest.mark.parametrize(("container", "engine", "image"), CASES["images"])
 def test_an_image_under_a_local_name_is_known(
     theirs: Callable[..., Resolved], container: str, engine: str, image: str | None
 ) -> None:
@@ -153,19 +157,7 @@ def test_what_is_left_out_has_a_reason(table: str) -> None:
     assert all(isinstance(it, str) and len(it) >= 8 for it in tables()[table].values())
 
 
-@pytest.mark.parametrize(
-    ("line", "server"),
-    [
-        ("runtime: sglang", "SGLang"),
-        ("runtime: llama-cpp", "llama.cpp"),
-        ("runtime: trtllm", "TensorRT-LLM"),
-        ("runtime: ds4-cuda", "ds4"),
-        ("runtime: something-else", "something-else"),
-        ("command: python3 -m sglang.launch_server --model-path x", "SGLang"),
-        ("command: vllm serve x --omni", "vLLM-Omni"),
-        ("command: trtllm-serve x", "TensorRT-LLM"),
-    ],
-)
+@pytest.mark.parametrize(("line", "server"), CASES["servers"])
 def test_another_server_is_named_in_one_line(
     theirs: Callable[..., Resolved], line: str, server: str
 ) -> None:
@@ -219,6 +211,42 @@ def test_a_template_below_workspace_is_one_that_a_mod_brings(
     assert modded.recipe.serve.chat_template_of_mod == "bird.jinja"
 
 
+@pytest.mark.parametrize(("lines", "form", "name", "title"), CASES["called"])
+def test_a_recipe_is_called_as_its_author_calls_it(
+    theirs: Callable[..., Resolved], lines: str, form: str, name: str, title: str
+) -> None:
+    resolved = theirs(command(f"vllm serve org/name\n{lines}"))
+    assert resolved.translation is not None
+    assert resolved.translation.format == form
+    assert (resolved.recipe.name, resolved.recipe.title) == (name, title)
+
+
+@pytest.mark.parametrize("words", CASES["models"])
+def test_the_model_is_found_wherever_the_command_names_it(
+    theirs: Callable[..., Resolved], words: str
+) -> None:
+    model = theirs(command(words, head="")).recipe.model
+    assert (model.repo, model.revision == "abc") == ("org/name", "snapshots" in words)
+
+
+def test_names_and_a_launch_are_taken_where_the_command_leaves_them_out(
+    theirs: Callable[..., Resolved],
+) -> None:
+    made = "defaults: {served_model_name: [one, two]}\nlaunch: vllm serve org/name --port 8001\n"
+    recipe = theirs(f"model: org/name\ncontainer: vllm-node\n{made}").recipe
+    assert (recipe.model.served_names, recipe.serve.port) == (("one", "two"), 8001)
+
+
+def test_a_patch_of_a_pull_request_is_asked_for_as_a_mod(theirs: Callable[..., Resolved]) -> None:
+    text = command("vllm serve org/name\nbuild_args: [--apply-vllm-pr, '1,2']\nmods: [mods/x]")
+    with pytest.raises(RecipeError, match="are not fetched while an image is built") as refused:
+        theirs(text)
+    both = "'mods=[{folder: mods/x}, {folder: mods/vllm-pr-1}, {folder: mods/vllm-pr-2}]'"
+    hint = f"--set {both}; or do without: --set 'mods=[{{folder: mods/x}}]'"
+    assert str(refused.value.hint).endswith(hint)
+    assert theirs(text, "mods=[]").recipe.mods == []
+
+
 def command(words: str, head: str = "model: org/name\n") -> str:
     return f"{head}container: vllm-node\ncommand: |\n  {words}\n"
 
@@ -231,48 +259,40 @@ def test_a_switch_is_set_by_its_parameter(
     assert theirs(command("vllm serve org/name"), typed).recipe.serve.enforce_eager is is_on
     made = "model: org/name\ncontainer: vllm-node\ndefaults: {enforce_eager: true}\n"
     assert theirs(made, typed).recipe.serve.enforce_eager is is_on
+    odd = theirs(command("vllm serve org/name"), "enforce_eager=5")
+    assert left_out(odd)["5"] == "--enforce-eager takes no value"
     other = theirs(command("vllm serve org/name"), f"async_scheduling={said}").recipe
     assert other.serve.extra_args == [f"--{'' if is_on else 'no-'}async-scheduling"]
 
 
-@pytest.mark.parametrize(("key", "limits"), [("cluster_only", (2, None)), ("solo_only", (None, 1))])
-def test_one_machine_or_several_is_no_line_that_is_left_out(
-    theirs: Callable[..., Resolved], key: str, limits: tuple[int | None, int | None]
-) -> None:
-    resolved = theirs(command("vllm serve org/name") + f"{key}: true\n")
-    cluster = resolved.recipe.cluster
-    assert (cluster.min_nodes, cluster.max_nodes) == limits
-    assert key not in left_out(resolved)
-
-
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--block-size 16 --block-size 32", ["--block-size", "32"]),
-        ("-O 3", ["--optimization-level", "3"]),
-        ("-O3", ["--optimization-level", "3"]),
-        ("--max-num-seqs 2 > /tmp/log", []),
-        ("--cudagraph-capture-sizes 1 2 4", ["--cudagraph-capture-sizes", "1", "2", "4"]),
-    ],
+    "line", ["cluster_only: true", "solo_only: true", "mode: cluster", "mode: solo"]
 )
-def test_flags_are_read_as_vllm_reads_them(
-    theirs: Callable[..., Resolved], words: str, expected: list[str]
+def test_one_machine_or_several_is_no_line_that_is_left_out(
+    theirs: Callable[..., Resolved], line: str
 ) -> None:
-    assert theirs(command(f"vllm serve org/name {words}")).recipe.serve.extra_args == expected
+    resolved = theirs(command(f"vllm serve org/name\n{line}"))
+    cluster = resolved.recipe.cluster
+    assert (cluster.min_nodes, cluster.max_nodes) == ((2, None) if "cluster" in line else (None, 1))
+    assert left_out(resolved) == {}
 
 
-def test_keys_behind_a_flag_join_its_mapping(theirs: Callable[..., Resolved]) -> None:
-    for words in (
-        "--compilation-config '{\"mode\":3}' -cc.cudagraph_mode NONE",
-        "-cc.cudagraph_mode NONE --compilation-config '{\"mode\":3}'",
-    ):
-        config = theirs(command(f"vllm serve org/name {words}")).recipe.serve.compilation_config
-        assert config == {"mode": 3, "cudagraph_mode": "NONE"}
+@pytest.mark.parametrize(("words", "field", "expected"), CASES["set"])
+def test_flags_are_read_as_vllm_reads_them(
+    theirs: Callable[..., Resolved], words: str, field: str, expected: object
+) -> None:
+    recipe = theirs(command(f"vllm serve org/name {words}")).recipe
+    found: Any = recipe.model_dump(exclude_none=True)
+    for key in field.split("."):
+        found = found[key]
+    assert found == expected
 
 
-def test_a_context_without_a_limit_is_left_to_vllm(theirs: Callable[..., Resolved]) -> None:
-    resolved = theirs(command("vllm serve org/name --max-model-len -1"))
-    assert resolved.recipe.serve.max_model_len == "auto"
+@pytest.mark.parametrize(("words", "named", "why"), CASES["left_out"])
+def test_what_has_no_place_is_named_with_the_reason(
+    theirs: Callable[..., Resolved], words: str, named: str, why: str
+) -> None:
+    assert left_out(theirs(command(words), "serve.lora=[]"))[named].startswith(why)
 
 
 def test_an_adapter_that_a_stranger_names_stays_the_strangers(tmp_path: Path) -> None:
@@ -289,12 +309,7 @@ def test_an_adapter_that_a_stranger_names_stays_the_strangers(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "model: a/b\ncontainer: vllm-node\ndefaults: {x: [2020-01-01]}\n",
-        "model: a/b\ncontainer: vllm-node\npre_exec: [{copy: [2020-01-01]}]\n",
-        command("vllm serve a/b --hf-overrides" + ".a" * 3000 + " 1"),
-        command("bash -c 'pip install foo'\n  vllm serve a/b"),
-    ],
+    [*CASES["odd"], command("vllm serve a/b --hf-overrides" + ".a" * 3000 + " 1")],
 )
 def test_what_is_odd_is_no_bug(theirs: Callable[..., Resolved], text: str) -> None:
     theirs(text, "serve.extra_args=[]")
@@ -303,10 +318,7 @@ def test_what_is_odd_is_no_bug(theirs: Callable[..., Resolved], text: str) -> No
 @pytest.mark.parametrize(
     ("text", "setting"),
     [
-        ("model: a/b\ncontainer: x/y\nvariants: {a: {defaults: [1]}}\n", "variant=a"),
-        ("model: a/b\ncontainer: x/y\nvariants: {a: {1: 2}}\n", "variant=a"),
-        ('model: "~a\\0b"\ncontainer: x/y\n', "port=8001"),
-        ('model: a/b\ncontainer: x/y\ncommand: "vllm serve --chat-template \'~a\\0b\'"\n', "x=1"),
+        *CASES["wrong"],
         ("model: a/b\ncontainer: x/y\ncommand: " + "{a}" * 5000 + "\ndefaults: {a: "
          + "x" * 100_000 + "}\n", "port=8001"),
     ],
