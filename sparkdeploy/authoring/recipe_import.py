@@ -1,5 +1,6 @@
 """`recipe import`: recipes of others read, told line by line, and written as ours."""
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -119,10 +120,11 @@ def _places(found: Sequence[Imported], root: Path, destination: Path) -> dict[Pa
     places: dict[Path, Path] = {}
     for item in found:
         if item.translation is not None:
-            folder = destination / item.file.relative_to(root).parent
-            path = folder / f"{item.translation.content['name']}.yaml"
-            is_taken = path in places.values()
-            places[item.file] = folder / f"{slug(item.file.stem)}.yaml" if is_taken else path
+            folder, stem = destination / item.file.relative_to(root).parent, slug(item.file.stem)
+            numbered = (f"{stem}-{number}" for number in itertools.count(2))
+            names = itertools.chain((item.translation.content["name"], stem), numbered)
+            paths = (folder / f"{name}.yaml" for name in names)
+            places[item.file] = next(path for path in paths if path not in places.values())
     return places
 
 

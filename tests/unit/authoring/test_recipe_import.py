@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import yaml_text
-from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.conftest import REPOSITORY
+from sparkdeploy.recipe.load import load_recipe
 from tests.unit.program import Run
-from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
-
-SHELF = Library((REPOSITORY / "recipes",))
+from tests.unit.recipe.foreign.samples import CASES, SHELF, V1, V2, WITH_WORDS
 
 
 @pytest.fixture
@@ -28,6 +25,10 @@ def theirs(tmp_path: Path) -> Path:
     return folder
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_one_file_is_printed_as_ours(run: Run, theirs: Path, tmp_path: Path) -> None:
     done = run("recipe", "import", str(theirs / "parrot.yaml"))
     assert done.returncode == 0
@@ -40,16 +41,19 @@ def test_one_file_is_printed_as_ours(run: Run, theirs: Path, tmp_path: Path) -> 
     assert again == read
     line = next(at for at, text in enumerate(V1.splitlines(), 1) if "--max-model-len" in text)
     assert f"# line {line}: --max-model-len 64K" in done.stdout
+    assert "#   line 2: recipe_version: the version of its own format" in done.stdout
 
 
 def test_a_name_of_a_file_is_that_file(run: Run, theirs: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new" / "mine.yaml"
+    target = tmp_path / "new one" / "mine.yaml"
     done = run("recipe", "import", str(theirs / "parrot.yaml"), "-o", str(target))
     assert done.returncode == 0
     assert "name: parrot" in target.read_text()
     whole = run("recipe", "import", str(theirs), "-o", str(target))
     assert whole.returncode == 2
-    assert f"-o {target.with_suffix('')}" in whole.stderr
+    assert f"-o '{target.with_suffix('')}'" in whole.stderr
+    below = run("recipe", "import", str(theirs), "-o", str(target / "below"))
+    assert (below.returncode, "cannot be written to" in below.stderr) == (3, True)
 
 
 def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path) -> None:
@@ -57,32 +61,47 @@ def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path
     done = run("recipe", "import", str(theirs.parent), "-o", str(target))
     assert done.returncode == 1
     assert "2 of 5 files were refused" in done.stderr
-    assert sorted(path.name for path in (target / "below").iterdir()) == [
-        "crow.yaml",
-        "owl.yaml",
-        "parrot-35b-fp8.yaml",
-    ]
+    assert names(target / "below") == ["crow.yaml", "owl.yaml", "parrot-35b-fp8.yaml"]
     assert "3 of 5 files translated" in done.stderr
+    assert "needs your consent (" in done.stdout
+    assert f"  written to {target / 'below' / 'owl.yaml'}" in done.stdout
     assert "the recipe is for SGLang" in done.stdout
     assert "is no recipe" in done.stdout
     (theirs / "sglang.yaml").unlink()
     (theirs / "other.yaml").unlink()
     again = run("recipe", "import", str(theirs.parent), "-o", str(target))
     assert again.returncode == 0
+    (target / "below" / "crow.yaml").unlink()
+    (target / "below" / "owl.yaml").write_text("mine")
+    refused = run("recipe", "import", str(theirs.parent), "-o", str(target))
+    assert refused.returncode == 3
+    assert "owl.yaml exists with another content, and stays" in refused.stderr
+    assert names(target / "below") == ["owl.yaml", "parrot-35b-fp8.yaml"]
+    assert (target / "below" / "owl.yaml").read_text() == "mine"
+
+
+def test_recipes_of_one_name_get_a_file_each(run: Run, tmp_path: Path) -> None:
+    for name in ("a", "owl", "z"):
+        (tmp_path / f"{name}.yaml").write_text("name: owl\nmodel: a/b\ncontainer: vllm-node\n")
+    assert run("recipe", "import", str(tmp_path), "-o", str(tmp_path / "ours")).returncode == 0
+    assert names(tmp_path / "ours") == ["owl-2.yaml", "owl.yaml", "z.yaml"]
 
 
 def test_a_trusted_folder_takes_nothing_without_consent(
     run: Run, theirs: Path, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "config" / "recipes"
-    refused = run("recipe", "import", str(theirs / "owl.yaml"), "-o", str(trusted))
-    assert refused.returncode == 3
-    assert "recipes of that folder are trusted" in refused.stderr
-    assert not trusted.exists()
-    allowed = run(
-        "recipe", "import", str(theirs / "owl.yaml"), "-o", str(trusted), "--allow-unsafe"
-    )
-    assert allowed.returncode == 0
+    wrong = "model: a/b\ncontainer: vllm-node\ncommand: vllm serve a/b --port nothing\n"
+    (theirs / "wrong.yaml").write_text(wrong)
+    for name in ("owl.yaml", "wrong.yaml"):
+        refused = run("recipe", "import", str(theirs / name), "-o", str(trusted))
+        assert refused.returncode == 3
+        assert "recipes of that folder are trusted" in refused.stderr
+        assert not trusted.exists()
+    said = run("recipe", "import", str(theirs / "wrong.yaml")).stderr
+    assert "mistakes (1), `plan` refuses it:" in said
+    allowed = ("-o", str(trusted), "--allow-unsafe")
+    assert run("recipe", "import", str(theirs / "owl.yaml"), *allowed).returncode == 0
     assert (trusted / "owl.yaml").is_file()
     assert "allow_unsafe" not in (trusted / "owl.yaml").read_text()
 
@@ -99,24 +118,18 @@ def test_what_cannot_be_imported_has_an_exit_code(
 @pytest.mark.usefixtures("no_docker")
 def test_a_plan_says_what_became_of_theirs(run: Run, theirs: Path) -> None:
     done = run("plan", str(theirs / "owl.yaml"), "--allow-unsafe", "--set", "model.path=null")
-    assert "imported from owl.yaml (sparkrun v2)" in done.stdout
+    assert "from owl.yaml (sparkrun v2): 12 values translated, 4 left out\n      li" in done.stdout
     assert "mod pip install owl-kernels: its run.sh runs as root, without a network:" in done.stdout
     assert "        | pip install owl-kernels" in done.stdout
-    told = json.loads(run("plan", str(theirs / "parrot.yaml"), "--allow-unsafe", "--json").stdout)
-    assert told["import"]["format"] == "eugr v1"
+    words = ("plan", str(theirs / "parrot.yaml"), "--allow-unsafe", "--json")
+    told = json.loads(run(*words).stdout)["import"]
+    assert told["format"] == "eugr v1"
+    assert {"line": 3, "theirs": "name: Parrot 35B (FP8)", "ours": "name"} in told["translated"]
+    unused = {"line": 18, "theirs": "unused: 1", "why": "the command has no place for it"}
+    assert unused in told["left_out"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "cr.yaml",
-            'model: other/x\ncontainer: vllm-node\ncommand: "vllm serve '
-            "'/x\\rmods: [{run: touch /pwned}]\\r#/models--a--b/snapshots/main'\"\n",
-        ),
-        ("x\nserve: {trust_remote_code: true}\n#.yaml", "model: a/b\ncontainer: vllm-node\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), CASES["files"])
 def test_nothing_of_theirs_leaves_a_comment(run: Run, tmp_path: Path, name: str, text: str) -> None:
     folder, target = tmp_path / "theirs", tmp_path / "ours"
     folder.mkdir()
@@ -126,17 +139,6 @@ def test_nothing_of_theirs_leaves_a_comment(run: Run, tmp_path: Path, name: str,
         content = yaml_text.load_file(path)
         assert "mods" not in content
         assert "trust_remote_code" not in content.get("serve", {})
-
-
-def test_a_recipe_with_mistakes_is_not_written_where_it_would_be_trusted(
-    run: Run, tmp_path: Path
-) -> None:
-    path = tmp_path / "theirs.yaml"
-    words = "command: vllm serve a/b --trust-remote-code --port nothing\n"
-    path.write_text(f"model: a/b\ncontainer: vllm-node\n{words}")
-    trusted = tmp_path / "config" / "recipes"
-    assert run("recipe", "import", str(path), "-o", str(trusted)).returncode == 3
-    assert not trusted.exists()
 
 
 @pytest.mark.parametrize("way", ["parent", "link"])
@@ -168,3 +170,6 @@ def test_a_mod_that_is_not_here_is_named(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "mods that are not here (1)" in done.stderr
     assert "mods/nothing-here: put its folder beside the recipe" in done.stderr
+    (told,) = run.answer("recipe", "import", str(file), "--json")["files"]
+    assert (told["missing_mods"], told["mistakes"]) == (["mods/nothing-here"], [])
+    assert (len(told["needs_consent"]), told["written"]) == (1, None)
