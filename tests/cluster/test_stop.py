@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.conftest import Program, docker_of, up
 from tests.cluster.machines import Machine
-from tests.cluster.test_up import MAIN, ONE, serving, whole
+from tests.cluster.main_deployment import MAIN, ONE, serving, whole
 
 pytestmark = [
     pytest.mark.docker,

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from sparkdeploy import labels
-from sparkdeploy.node.container import ContainerFact
 from tests.cluster.conftest import (
     MODEL,
     Program,
@@ -30,6 +28,7 @@ from tests.cluster.conftest import (
     up,
 )
 from tests.cluster.machines import TWINS, Machine, cluster_section, third_machine
+from tests.cluster.main_deployment import KEPT, MAIN, ONE, TWO, recipe_of, serving, whole
 
 pytestmark = [
     pytest.mark.docker,
@@ -38,8 +37,6 @@ pytestmark = [
     pytest.mark.usefixtures("stand_in", "recipe", "both_end_empty"),
     pytest.mark.runs("checkpoint", "cluster", "down", "logs", "plan", "rollback", "status", "up"),
 ]
-MAIN, OLD, KEPT = (f"sparkdeploy-main{ending}" for ending in ("", "-replaced", "-kept-1"))
-ONE, TWO = (("--set", f"serve.max_num_seqs={number}") for number in (1, 2))
 DIES_BEFORE_THE_HEAD = """
 import os, signal, sys
 from sparkdeploy.cli.main import main
@@ -55,31 +52,6 @@ def mortal(self, node, *args, **options):
 Launch._begin = mortal
 main()
 """
-
-
-def serving(machine: Machine) -> ContainerFact:
-    with docker_of(machine) as host:
-        fact = host.find_container(MAIN)
-    assert fact is not None, machine.name
-    return fact
-
-
-def whole(*machines: Machine) -> int | None:
-    """What both serve: their containers run, are of one launch, and nothing is half replaced."""
-    facts = [serving(machine) for machine in machines]
-    assert all(fact.is_running for fact in facts), facts
-    assert len({fact.launch for fact in facts}) == 1, facts
-    for machine in machines:
-        assert OLD not in ours(machine), machine.name
-    (number,) = {recipe_of(fact)["serve"]["max_num_seqs"] for fact in facts}
-    assert number is None or isinstance(number, int)
-    return number
-
-
-def recipe_of(fact: ContainerFact) -> dict[str, Any]:
-    values = json.loads(fact.labels[labels.RECIPE_VALUES])
-    assert isinstance(values, dict)
-    return values
 
 
 def fingerprint_of(spec: dict[str, Any]) -> str:

@@ -35,6 +35,12 @@ def build_all(
     return [(stage, build(host, stage, settings)) for stage in stages]
 
 
+def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
+    """The image of a stage of the CPU engine."""
+    built = build_all(host, shipped_stages())
+    return next(image.image_id for item, image in built if item.name == stage)
+
+
 if __name__ == "__main__":
     with DockerHost(os.environ.get("DOCKER_HOST")) as here:
         build_all(here, shipped_stages())

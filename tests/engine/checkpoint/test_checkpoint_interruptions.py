@@ -15,8 +15,8 @@ import pytest
 from tests.engine.checkpoint.checkpoint_killer import tree_hash
 from tests.engine.checkpoint.checkpoint_pair import SMALL, TWENTIETH, PairShape, build_pair
 from tests.hub.double import HubDouble, Repo, hub_double
+from tests.unit.conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[3]
 COMMIT = "c" * 40
 SEED = 4
 POINTS = 12

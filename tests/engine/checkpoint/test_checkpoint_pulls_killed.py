@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkpoint.test_checkpoint_interruptions import REPOSITORY
 from tests.engine.program import Program
 from tests.hub.double import HubDouble, Repo, hub_double
 from tests.hub.xet import IN_PROCESSES
+from tests.unit.conftest import REPOSITORY
 
 pytestmark = pytest.mark.runs("checkpoint")
 

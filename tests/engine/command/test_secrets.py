@@ -18,11 +18,11 @@ from sparkdeploy.plan.container import UNPRIVILEGED_ID, Deployment, HostFolders
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, until
-from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.small_python import small_python
 from tests.engine.stand_in.engine import build_image
 from tests.fakes.http_server import TableServer, serving
+from tests.fakes.plans import model_fact
 from tests.launching import container_spec
 
 pytestmark = [
@@ -71,7 +71,7 @@ def make_public(
                 "v2",
                 [f"serve.port={port}", "limits.memory_floor_gib=0.5"],
             ),
-            _some_model(tmp_path),
+            model_fact(treated=False, root=tmp_path, files="", owner_uid=0, owner_gid=0),
             image=guarded_image,
             deployment=Deployment(deployment, is_public=True),
             folders=HostFolders(cache=cache, key_file=key),

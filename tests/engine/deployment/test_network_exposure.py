@@ -22,10 +22,10 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.container import Deployment, HostFolders
-from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import TEST_LABEL, free_port, until
+from tests.fakes.plans import model_fact
 from tests.launching import container_spec
 
 pytestmark = [
@@ -92,7 +92,7 @@ def serve(
         library = Library((resources() / "recipes",))
         shape = container_spec(
             load_recipe(library, "v2", [f"serve.port={port}"]),
-            _some_model(tmp_path),
+            model_fact(treated=False, root=tmp_path, files="", owner_uid=0, owner_gid=0),
             image=stand_in_image,
             deployment=Deployment(deployment, is_public=is_public),
             folders=HostFolders(cache=tmp_path / "cache", key_file=tmp_path / "key"),
@@ -131,19 +131,6 @@ def test_a_public_deployment_answers_the_neighbour(
     """Without this one, a neighbour with no route at all would pass the test above."""
     _, port = serve(True)
     assert neighbour.reaches(_host_addresses(), port) >= {neighbour.host_address}
-
-
-def _some_model(folder: Path) -> ModelFact:
-    return ModelFact(
-        name="models--lab--twin",
-        root=folder,
-        files="",
-        revision=None,
-        size_bytes=0,
-        owner_uid=0,
-        owner_gid=0,
-        overlay=None,
-    )
 
 
 def _host_addresses() -> set[str]:

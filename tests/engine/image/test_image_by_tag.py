@@ -20,7 +20,7 @@ from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.image_pins import ImageLock
 from tests.engine.conftest import free_port
-from tests.engine.image.test_image_existing import SITE, with_vllm
+from tests.engine.image.named_vllm import SITE, with_vllm
 from tests.engine.lab_registry import PASSWORD, USER, LabRegistry
 from tests.engine.program import Program
 from tests.engine.small_python import small_python

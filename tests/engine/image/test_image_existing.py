@@ -19,12 +19,12 @@ from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources
+from tests.engine.image.named_vllm import SITE, with_vllm
 from tests.engine.lab_stages import build
 from tests.engine.shipped_stages import shipped_stages
 from tests.fakes.plans import made_stages
 
 MakeImage = Callable[..., str]
-SITE = "/usr/lib/python3/dist-packages"
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -50,19 +50,6 @@ def make_image(host: DockerHost, python_base_image: str) -> Iterator[MakeImage]:
     with contextlib.closing(docker.from_env()) as client:
         for tag in made:
             client.images.remove(tag)
-
-
-def with_vllm(version: str, torch_cuda: str | None) -> str:
-    """Return the instruction that puts a vLLM in name only into an image."""
-    info = f"{SITE}/vllm-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {version}\\n"
-    cuda = repr(torch_cuda).replace("'", '"')
-    return (
-        f"RUN mkdir -p {SITE}/vllm {SITE}/torch {info}"
-        f" && touch {SITE}/vllm/__init__.py {SITE}/torch/__init__.py"
-        f" && printf '{metadata}' > {info}/METADATA"
-        f" && printf 'cuda: str = {cuda}\\n' > {SITE}/torch/version.py"
-    )
 
 
 def engine_on(image: str, *, vllm: str, device: str) -> Engine:

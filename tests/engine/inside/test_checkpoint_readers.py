@@ -22,7 +22,7 @@ from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
-from tests.engine.shipped_stages import build_all, shipped_stages
+from tests.engine.shipped_stages import engine_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800), pytest.mark.usefixtures("host")]
 
@@ -122,9 +122,3 @@ def test_without_the_plugin_vllm_refuses_the_overlay(
         )
     said = str(refused.value)
     assert "Unknown quantization method: spark-hybrid" in said, said
-
-
-def engine_image(host: DockerHost, *, stage: str = "plugin") -> str:
-    """The image of a stage of the CPU engine."""
-    built = build_all(host, shipped_stages())
-    return next(image.image_id for item, image in built if item.name == stage)

@@ -15,7 +15,7 @@ import pytest
 
 from sparkdeploy.node.host import DockerHost
 from tests.engine.inside.containers import CPU_SHARES, python_in
-from tests.engine.inside.test_checkpoint_readers import engine_image
+from tests.engine.shipped_stages import engine_image
 from tests.unit.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
