@@ -69,13 +69,13 @@ def test_a_hostile_recipe_gets_nothing_without_consent(
 ) -> None:
     path = tmp_path / "hostile.yaml"
     path.write_text({"V1": V1, "V2": V2}[sample].replace(harmless, hostile.replace("HARM", HARM)))
+    # The samples are asked about by themselves: to be refused is not enough.
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(SHELF, str(path))
     try:
-        resolved = load_recipe(SHELF, str(path))
+        agreed = load_recipe(SHELF, str(path), ["allow_unsafe=true"])
     except RecipeError:
         return
-    # What passed is what nobody could make use of.
-    told = repr((resolved.recipe, resolved.engine))
-    assert HARM not in told
-    assert "evil" not in told
-    assert "hf_secret" not in told
-    assert "LD_PRELOAD" not in told
+    told = repr((agreed.recipe, agreed.engine))
+    taken = [it for it in (HARM, "evil", "hf_secret", "LD_PRELOAD", "/tmp/x.") if it in told]
+    assert all(it in (refused.value.detail or "") for it in taken)
