@@ -20,6 +20,7 @@ from tests.fakes.http_server import HttpServer, serving
 from tests.hub.quiet import QuietHandler
 
 CHUNK_BYTES = 1 << 16
+COMMIT, REPO = "1" * 40, "lab/other"
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
 _TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/(.+)")
 _TOKEN = re.compile(r"/api/models/([^/]+/[^/]+)/xet-read-token/(.+)")
@@ -152,6 +153,11 @@ class HubDouble:
         """Add to the bytes that were sent."""
         with self._lock:
             self.body_bytes += sent_bytes
+
+
+def publish(hub: HubDouble, folder: Path, repo: str = REPO) -> None:
+    """Serve a folder as a repository, under a tag and its commit: it has no `main`."""
+    hub.repos[repo] = Repo({COMMIT: folder}, {"v1": COMMIT})
 
 
 @contextlib.contextmanager

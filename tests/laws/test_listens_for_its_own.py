@@ -11,22 +11,20 @@ import pytest
 
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import HOST_MIDDLEWARE, KEY_MIDDLEWARE, ORIGINS_FLAG
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import load_recipe
 from tests import syntax
 from tests.fakes.plans import FOLDERS, model_fact
 from tests.launching import container_spec
-from tests.unit.conftest import REPOSITORY
-
-SHELF = Library((REPOSITORY / "recipes",))
+from tests.unit.conftest import REPOSITORY, SHIPPED
 
 
 @pytest.mark.parametrize("is_public", [False, True])
-@pytest.mark.parametrize("name", sorted(SHELF.recipe_files()))
+@pytest.mark.parametrize("name", sorted(SHIPPED.recipe_files()))
 def test_every_recipe_is_served_to_its_own_machine_or_with_a_key(
     name: str, is_public: bool
 ) -> None:
     spec = container_spec(
-        load_recipe(SHELF, name),
+        load_recipe(SHIPPED, name),
         model_fact(),
         model_fact(),
         image="i",

@@ -15,10 +15,12 @@ import typer.main
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library
 from sparkdeploy.terminal.console import console
+from tests.hub.double import HubDouble, hub_double
 from tests.unit.program import Run
 
 REPOSITORY = Path(__file__).parents[2]
 GiveProgram = Callable[[str, str], Path]
+SHIPPED = Library((REPOSITORY / "recipes",))
 _homes = itertools.count()
 
 
@@ -117,4 +119,13 @@ def give_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GiveProgram
 @pytest.fixture
 def shipped() -> Library:
     """The recipes of this checkout."""
-    return Library((REPOSITORY / "recipes",))
+    return SHIPPED
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    """A hub that commands ask, for as long as a busy machine takes."""
+    with hub_double() as double:
+        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
+        monkeypatch.setattr("sparkdeploy.checkpoint.published.ASKING_LIMIT_S", 120.0)
+        yield double

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import load_recipe
 from tests import syntax
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import REPOSITORY, SHIPPED
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 COMMANDS = re.compile(r"\b(sparkdeploy|sudo|docker|rm|mv|chmod|chown|ssh|curl|git|ls|mkdir|write) ")
@@ -97,7 +97,7 @@ def test_what_a_message_tells_to_type_is_quoted() -> None:
 def test_what_a_user_called_a_recipe_is_proposed_as_one_word(tmp_path: Path, stem: str) -> None:
     file = tmp_path / f"{stem}.yaml"
     file.write_text("schema: 1\nname: mine\ntitle: mine\nextends: v2\n")
-    resolved = load_recipe(Library((REPOSITORY / "recipes",)), str(file))
+    resolved = load_recipe(SHIPPED, str(file))
     assert shlex.split(resolved.called) == [str(file)]
 
 

@@ -19,11 +19,10 @@ from sparkdeploy import yaml_text
 from sparkdeploy.cli.command_table import COMMANDS
 from sparkdeploy.cli.main import program
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import load_recipe
 from tests.examples import examples
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
 
-SHELF = Library((REPOSITORY / "recipes",))
 HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
 MEMORY_BYTES = 768 * 2**20
 SECONDS = 20
@@ -78,7 +77,7 @@ def outcome(text: bytes, folder: Path) -> RecipeError | None:
     path = folder / "their.yaml"
     path.write_bytes(text)
     try:
-        load_recipe(SHELF, str(path))
+        load_recipe(SHIPPED, str(path))
     except RecipeError as error:
         return error
     return None
@@ -160,7 +159,7 @@ VALUES: st.SearchStrategy[Any] = st.text(max_size=30) | st.lists(PIECES, max_siz
 @given(st.sampled_from(["title", "serve.env.A", "model.path", "serve.port", "..", ""]), VALUES)
 def test_any_typed_value_is_taken_or_a_mistake(path: str, value: str) -> None:
     try:
-        load_recipe(SHELF, "v2", [f"{path}={value}"])
+        load_recipe(SHIPPED, "v2", [f"{path}={value}"])
     except RecipeError:
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import Action, Plan
 from sparkdeploy.settings import load_settings
-from tests.hub.double import HubDouble, Repo, hub_double
+from tests.hub.double import HubDouble, Repo
 from tests.unit.checkpoint.tensor_kinds import shares_of
 from tests.unit.program import Run
 
@@ -27,11 +26,9 @@ SETS = ("model.repo=lab/twin", "engine=cpu-0.32", "serve.attention_backend=null"
 
 
 @pytest.fixture
-def double(small_twin: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
-    with hub_double() as made:
-        made.repos["lab/twin"] = Repo({COMMIT: small_twin}, {"main": COMMIT})
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+def double(small_twin: Path, hub: HubDouble) -> HubDouble:
+    hub.repos["lab/twin"] = Repo({COMMIT: small_twin}, {"main": COMMIT})
+    return hub
 
 
 def plan_of(recipe: str, *sets: str) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.checkpoints import pull_repositories
 from tests.fakes.checkpoints import edit_tensors, ignore, standalone
-from tests.hub.double import HubDouble, Repo, hub_double
+from tests.hub.double import HubDouble, Repo
 from tests.unit.checkpoint.conftest import tree
 
 pytestmark = pytest.mark.outside
@@ -39,14 +38,6 @@ def finished(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPath
     shard = fetch_shard(FolderRanges(fp8_twin), order, folder / "fp8", ignore)
     standalone(open_folder(small_twin), shard, folder / "hybrid")
     return folder / "hybrid"
-
-
-@pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubDouble]:
-    with hub_double() as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-        yield made
 
 
 def damaged(finished: Path, out: Path, lost: str) -> Path:
@@ -82,9 +73,9 @@ def test_a_recipe_that_expects_plain_weights_refuses_one(finished: Path, mode: s
 
 
 def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(
-    finished: Path, double: HubDouble
+    finished: Path, hub: HubDouble
 ) -> None:
-    double.repos[REPO] = Repo({COMMIT: finished}, {"main": COMMIT})
+    hub.repos[REPO] = Repo({COMMIT: finished}, {"main": COMMIT})
     (pulled,) = pull_repositories("v2-hub", load_settings(), anew=False, all_files=False)
     assert (pulled.repo, pulled.commit) == (REPO, COMMIT)
     assert verify_headers(pulled.path).fp8_weights == 12
@@ -92,12 +83,12 @@ def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(
 
 @pytest.mark.parametrize("lost", [f"{GATE}.weight_scale_inv", "mtp.layers.0.mlp.gate.weight"])
 def test_one_that_lacks_a_tensor_is_refused_before_it_is_fetched(
-    finished: Path, double: HubDouble, tmp_path: Path, lost: str
+    finished: Path, hub: HubDouble, tmp_path: Path, lost: str
 ) -> None:
     folder = damaged(finished, tmp_path / "hybrid", lost)
-    double.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
+    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
     with pytest.raises(CheckpointError, match="missing"):
         pull_repositories("v2-hub", load_settings(), anew=False, all_files=False)
     total_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    assert double.body_bytes < total_bytes / 2
+    assert hub.body_bytes < total_bytes / 2
     assert not list((tmp_path / "hub").rglob("*.safetensors"))

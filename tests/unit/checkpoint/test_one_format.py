@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from sparkdeploy.checkpoint.repo_files import (
 )
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
-from tests.hub.double import HubDouble, Repo, hub_double
+from tests.hub.double import HubDouble, Repo
 from tests.unit.program import Run
 
 COMMIT = "1" * 40
@@ -72,19 +71,15 @@ def test_what_is_read_alone_is_read_and_no_model_loses_all_its_weights(names: se
 
 
 @pytest.fixture
-def double(
-    small_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[HubDouble]:
+def double(small_twin: Path, tmp_path: Path, hub: HubDouble) -> HubDouble:
     """The model in three formats."""
     folder = tmp_path / "three"
     shutil.copytree(small_twin, folder)
     for name in ("original/model.safetensors", "metal/model.bin", "model-Q8_0.gguf"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"x" * 300_000)
-    with hub_double() as made:
-        made.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT})
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+    hub.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT})
+    return hub
 
 
 def names_in(folder: Path) -> set[str]:

@@ -31,13 +31,12 @@ from sparkdeploy.node.reports import (
     other_context,
     read_engine_info,
 )
-from sparkdeploy.recipe.library import Library
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import DOCKER, spec_of
 from tests.unit.checks.recorded import Recording
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
 
-V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
+V2 = spec_of(load_recipe(SHIPPED, "v2"))
 ROOTLESS = "unix:///run/user/1000/docker.sock"
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

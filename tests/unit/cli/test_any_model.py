@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,8 @@ from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.errors import CheckpointError
 from tests.families import config
 from tests.families.checkpoints import Tensors, packed, plain, write
-from tests.hub.double import HubDouble, Repo, hub_double
+from tests.hub.double import REPO, HubDouble, publish
 from tests.unit.program import Run
-
-COMMIT, REPO = "1" * 40, "lab/other"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
-    with hub_double() as double:
-        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
-        # A busy machine takes longer than a person is made to wait.
-        monkeypatch.setattr("sparkdeploy.checkpoint.published.ASKING_LIMIT_S", 120.0)
-        yield double
 
 
 @pytest.fixture
@@ -33,13 +21,9 @@ def recipe(tmp_path: Path) -> str:
     path = tmp_path / "other.yaml"
     path.write_text(
         "schema: 1\nname: other\ntitle: another family\nengine: cuda-0.25\n"
-        f"model: {{repo: {REPO}}}\nserve: {{max_model_len: 8192}}\n"
+        f"model: {{repo: {REPO}, revision: v1}}\nserve: {{max_model_len: 8192}}\n"
     )
     return str(path)
-
-
-def publish(hub: HubDouble, folder: Path) -> None:
-    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "llama", "deepseek-v3", "nemotron-h", "gemma4"])

@@ -22,7 +22,7 @@ from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import ConfigFile, load_settings
 from tests.examples import examples
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import REPOSITORY, SHIPPED
 from tests.unit.recipe.fields_of_formats import fields_of, models_in, parts_of
 from tests.unit.recipe.schema_files import schema_text
 
@@ -109,9 +109,7 @@ def test_a_bound_of_the_loader_is_one_of_the_schema(shipped: Library, assignment
 POOL = st.sampled_from(
     (None, True, False, 0, 1, 2, 64, 8000, -1, 0.5, 1.0, "off", "auto", "64K", "1e3", "x", "0.9")
 ) | st.sampled_from(("int8", [], [1], ["a"], [[]], {}, {"a": 1}, "-x", "a/b", "mtp", "full"))
-WHOLE: dict[str, Any] = load_recipe(Library((REPOSITORY / "recipes",)), "v2").recipe.model_dump(
-    by_alias=True, mode="json"
-)
+WHOLE: dict[str, Any] = load_recipe(SHIPPED, "v2").recipe.model_dump(by_alias=True, mode="json")
 
 
 def leaves(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -12,24 +12,19 @@ from hypothesis import strategies as st
 from sparkdeploy.authoring.model_facts import WhenMissing
 from sparkdeploy.authoring.outlook import ground_for, planned_outlook
 from sparkdeploy.authoring.summary import summary_lines
-from sparkdeploy.estimate.hardware import Hardware, read_hardware
+from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.memory import Budget, budget_warnings, loaded_weights, make_budget
-from sparkdeploy.estimate.model import WeightKind, read_shipped_facts
+from sparkdeploy.estimate.model import WeightKind
 from sparkdeploy.estimate.report import memory_as_dict, memory_lines
 from sparkdeploy.estimate.verdict import verdict_of
-from sparkdeploy.recipe.load import Library, Resolved, load_all, load_recipe
+from sparkdeploy.recipe.load import Resolved, load_all, load_recipe
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
+from tests.unit.estimate.shipped import BIG, HARDWARE, MODELS, SPARK
 from tests.unit.plain import plain_lines
 
 GIB = 2**30
-FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
-MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
-BIG = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
-HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
-SPARK, H200 = HARDWARE["spark"], HARDWARE["h200"]
-SHIPPED = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHIPPED, "v2")
 
 
@@ -114,7 +109,7 @@ def test_what_cannot_work_is_said_before_the_wait(setting: str, words: str) -> N
 
 
 def test_a_gpu_with_memory_of_its_own_leaves_the_machine_its_own() -> None:
-    made = budget("serve.gpu_memory_utilization=0.97", hardware=H200)
+    made = budget("serve.gpu_memory_utilization=0.97", hardware=HARDWARE["h200"])
     assert list(budget_warnings(made)) == []
     assert "left for the machine" not in "\n".join(plain_lines(memory_lines(V2, BIG, made)))
 

@@ -23,15 +23,14 @@ from sparkdeploy.estimate.kv_cache import (
     cache_layout,
     stage_ranges,
 )
-from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.recipe.flags import switch_of
 from tests.families import config
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.random_configs import architectures
+from tests.unit.estimate.shipped import MODELS
 
 GIB = 2**30
 POOL_BYTES = int(35.2 * GIB)
-FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 LOG = REPOSITORY / "tests" / "unit" / "server" / "logs" / "cpu-0.32-mtp.log"
 
 
@@ -40,7 +39,7 @@ def known(model: Architecture | None) -> Architecture:
     return model
 
 
-BIG = known(FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture)
+BIG = known(MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture)
 
 
 def laid_out(model: Architecture, settings: CacheSettings) -> CacheLayout:

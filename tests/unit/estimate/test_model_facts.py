@@ -13,11 +13,9 @@ from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from, read_shipped_facts
+from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from
 from tests.families.derived import derived_facts
-from tests.unit.conftest import REPOSITORY
-
-FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
+from tests.unit.estimate.shipped import MODELS
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +42,12 @@ def test_no_tensor_of_a_checkpoint_is_of_unknown_kind(int4_twin: Path) -> None:
     assert WeightKind.OTHER not in facts_of(int4_twin).weight_bytes
 
 
-QUOTED = tuple(repo for repo in sorted(FACTS) if "quoted" in shipped_entry(repo)["weight_bytes"])
+QUOTED = tuple(repo for repo in sorted(MODELS) if "quoted" in shipped_entry(repo)["weight_bytes"])
 """Those whose configuration and size are as others quote them."""
 COUNTED = tuple(
     repo
-    for repo in sorted(FACTS)
-    if FACTS[repo].weight_bytes.get(WeightKind.VISION) and repo not in QUOTED
+    for repo in sorted(MODELS)
+    if MODELS[repo].weight_bytes.get(WeightKind.VISION) and repo not in QUOTED
 )
 """Those whose formulas count towers and draft layers; the others are of estimate/derived.py."""
 SMALLER_IN_MEMORY = {
@@ -63,7 +61,7 @@ SMALLER_IN_MEMORY = {
 @pytest.mark.parametrize("repo", QUOTED)
 def test_the_kinds_of_a_quoted_size_come_to_that_size(repo: str) -> None:
     size = shipped_entry(repo)["size_bytes"]
-    counted = FACTS[repo].total_bytes + SMALLER_IN_MEMORY.get(repo, 0)
+    counted = MODELS[repo].total_bytes + SMALLER_IN_MEMORY.get(repo, 0)
     assert counted == pytest.approx(size, rel=0.001)
     assert shipped_entry(repo)["source"]
 
@@ -85,14 +83,14 @@ def test_experts_in_nvfp4_have_four_bits_and_a_scale_for_sixteen(repo: str) -> N
     elements = layers * experts * matrices * hidden * width
     # Two scales of four bytes a matrix are within the tolerance.
     counted = elements // 2 + elements // 16
-    assert FACTS[repo].weight_bytes[WeightKind.EXPERTS] == pytest.approx(counted, rel=1e-4)
+    assert MODELS[repo].weight_bytes[WeightKind.EXPERTS] == pytest.approx(counted, rel=1e-4)
 
 
-@pytest.mark.parametrize("repo", sorted(set(FACTS) - set(COUNTED) - set(QUOTED)))
+@pytest.mark.parametrize("repo", sorted(set(MODELS) - set(COUNTED) - set(QUOTED)))
 def test_the_other_shipped_facts_are_derived_from_their_configuration(repo: str) -> None:
-    derived = derived_facts(repo, FACTS[repo].config)
+    derived = derived_facts(repo, MODELS[repo].config)
     assert derived is not None
-    assert derived.weight_bytes == FACTS[repo].weight_bytes
+    assert derived.weight_bytes == MODELS[repo].weight_bytes
     assert shipped_entry(repo)["size_bytes"] == derived.total_bytes
 
 

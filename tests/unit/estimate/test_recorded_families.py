@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.memory import Budget, make_budget
-from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.load import load_recipe
 from tests.families.cases import CASES, CPU, GPU, Machine, hold
 from tests.families.derived import derived_facts
 from tests.gpu.families import large_config
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
+from tests.unit.estimate.shipped import HARDWARE
 
 HERE = Path(__file__).parent
 FAMILY = {case.name: case.family for case in CASES}
@@ -77,7 +77,7 @@ def budget_of(name: str) -> Budget:
     """The planner's, for what the record was started with."""
     facts = derived_facts(name, large_config(name))
     assert facts is not None
-    machine = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")["h100"]
+    machine = HARDWARE["h100"]
     changed = (
         "serve.gpu_memory_utilization=0.9",
         f"serve.max_num_batched_tokens={LARGE[name]['batched_tokens']}",
@@ -85,7 +85,7 @@ def budget_of(name: str) -> Budget:
         "serve.enforce_eager=true",
         "serve.max_model_len=null",
     )
-    recipe = load_recipe(Library((REPOSITORY / "recipes",)), "baseline", changed)
+    recipe = load_recipe(SHIPPED, "baseline", changed)
     return make_budget(recipe, facts, machine)
 
 

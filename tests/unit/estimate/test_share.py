@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.kv_cache import CacheLayout, layout_of, stage_ranges
 from sparkdeploy.estimate.memory import budget_warnings, make_budget
 from sparkdeploy.estimate.model import (
@@ -17,15 +16,13 @@ from sparkdeploy.estimate.model import (
     embedding_bytes,
     facts_of_rank,
     facts_of_step,
-    read_shipped_facts,
     share_of_weights,
 )
-from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.conftest import REPOSITORY
+from sparkdeploy.recipe.load import load_recipe
+from tests.unit.conftest import SHIPPED
+from tests.unit.estimate.shipped import BIG, MODELS, SPARK
 
-FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
-BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
-KNOWN = st.sampled_from([None, *FACTS.values()])
+KNOWN = st.sampled_from([None, *MODELS.values()])
 SIZES = st.integers(1, 16)
 TOTALS = st.integers(0, 2**40)
 
@@ -115,7 +112,7 @@ def test_embeddings_are_counted_where_config_json_gives_both_sizes(
     assert embedding_bytes(config) == size
 
 
-BASELINE = load_recipe(Library((REPOSITORY / "recipes",)), "baseline")
+BASELINE = load_recipe(SHIPPED, "baseline")
 
 
 def laid_out(tensor: int, pipeline: int) -> CacheLayout:
@@ -155,15 +152,14 @@ def test_the_stages_of_a_pipeline_are_all_layers_once_and_nearly_alike(
 
 
 def test_two_ranks_have_the_budget_of_a_model_that_one_spark_cannot_hold() -> None:
-    spark = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")["spark"]
-    v2 = load_recipe(Library((REPOSITORY / "recipes",)), "v2")
+    v2 = load_recipe(SHIPPED, "v2")
     twice = replace(BIG, memory_bytes={kind: 2 * size for kind, size in BIG.weight_bytes.items()})
     half = facts_of_rank(twice, tensor_parallel=2, pipeline_parallel=1)
-    assert make_budget(v2, twice, spark).available_bytes == 0
-    assert list(budget_warnings(make_budget(v2, half, spark))) == []
+    assert make_budget(v2, twice, SPARK).available_bytes == 0
+    assert list(budget_warnings(make_budget(v2, half, SPARK))) == []
 
 
-@given(st.sampled_from([*FACTS.values()]), SIZES)
+@given(st.sampled_from([*MODELS.values()]), SIZES)
 def test_a_step_divides_the_head_as_well_and_no_stage(facts: ModelFacts, tensor: int) -> None:
     held = facts_of_rank(facts, tensor_parallel=tensor, pipeline_parallel=1)
     read = facts_of_step(facts, tensor_parallel=tensor)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sparkdeploy.authoring import outlook
 from sparkdeploy.errors import RecipeError, UsageError
-from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
+from sparkdeploy.estimate.hardware import hardware_named, hardware_seen
 from sparkdeploy.estimate.memory import converted_weights
-from sparkdeploy.estimate.model import WeightKind, dense_share_of, facts_of_step, read_shipped_facts
+from sparkdeploy.estimate.model import WeightKind, dense_share_of, facts_of_step
 from sparkdeploy.estimate.report import (
     TOGETHER,
     conversion_lines,
@@ -27,25 +27,19 @@ from sparkdeploy.estimate.speed import (
     decode_step,
     distinct_experts,
     fit_speed,
-    read_acceptance,
 )
 from sparkdeploy.node.facts import GpuFact
-from sparkdeploy.recipe.load import Library, Resolved, load_recipe
-from tests.unit.conftest import REPOSITORY
+from sparkdeploy.recipe.load import Resolved, load_recipe
+from tests.unit.conftest import SHIPPED
+from tests.unit.estimate.shipped import ACCEPTANCE, BIG, HARDWARE, MODELS, SPARK
 
-FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
-MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
-BIG = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
 DRAFTER = MODELS["z-lab/Qwen3.5-122B-A10B-DFlash"]
-HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
-ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
-SHIPPED = Library((REPOSITORY / "recipes",))
 NAMES = (
     *("baseline", "hybrid", "mtp-1", "v2", "v2-kv8", "v2-tq", "no-hybrid", "35b-v2"),
     *("v3", "v3-fast", "dflash", "dflash-prose"),
 )
 RECIPES = {name: load_recipe(SHIPPED, name) for name in NAMES}
-SPEED = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE)
+SPEED = fit_speed(SPARK, RECIPES, MODELS, ACCEPTANCE)
 ELEMENTS_OF_HEAD = 248_320 * 3072
 
 
@@ -292,7 +286,7 @@ def test_what_changes_nothing_is_not_told() -> None:
 
 def test_the_plan_names_layers_and_rows_with_their_bytes() -> None:
     checkpoint = resolved_of("v3").recipe.checkpoint
-    layers = MODELS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"].architecture
+    layers = BIG.architecture
     assert list(treated_lines(checkpoint, layers, {"q_proj": 10**9, "o_proj": 10**9})) == [
         "FP8 while loading: q_proj, o_proj: 2.00 -> 1.00 GB a step",
         "drafts from 65,536 of 248,320 tokens: 0.76 -> 0.20 GB of LM head for each draft",

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdeploy import yaml_text
-from sparkdeploy.estimate.hardware import MeasuredSpeed, read_hardware
-from sparkdeploy.estimate.model import read_shipped_facts
+from sparkdeploy.estimate.hardware import MeasuredSpeed
 from sparkdeploy.estimate.report import factor_lines, speed_lines
 from sparkdeploy.estimate.speed import (
     MISS_SHARE,
@@ -19,22 +18,14 @@ from sparkdeploy.estimate.speed import (
     decode_step,
     fit_speed,
     launches_line,
-    read_acceptance,
 )
-from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.conftest import REPOSITORY
+from sparkdeploy.recipe.load import load_recipe
+from tests.unit.conftest import SHIPPED
+from tests.unit.estimate.shipped import ACCEPTANCE, FACTS_FOLDER, HARDWARE, MODELS, SPARK
 
-FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
-MODELS = read_shipped_facts(FACTS_FOLDER / "models.yaml")
-HARDWARE = read_hardware(FACTS_FOLDER / "hardware.yaml")
-ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
 PUBLISHED = yaml_text.load_file(FACTS_FOLDER / "published.yaml")
 FITTED = {item["recipe"]: tuple(item["tok_s"]) for item in PUBLISHED["fitted"]}
-RECIPES = {
-    name: load_recipe(Library((REPOSITORY / "recipes",)), name)
-    for name in (*FITTED, "v3-fast", "qwen3.6-35b-fast")
-}
-SPARK = HARDWARE["spark"]
+RECIPES = {name: load_recipe(SHIPPED, name) for name in (*FITTED, "v3-fast", "qwen3.6-35b-fast")}
 SPEED = fit_speed(SPARK, RECIPES, MODELS, ACCEPTANCE)
 
 

@@ -39,12 +39,12 @@ from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.fakes.machines import build
 from tests.fakes.plans import spec_of
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
 from tests.unit.export.systemd_reader import command_of, plain_of, settings_of, words_of
 from tests.unit.golden import assert_golden
 from tests.unit.program import Run
 
-V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
+V2 = spec_of(load_recipe(SHIPPED, "v2"))
 # What an argument of a process can be: anything but NUL.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Described
 from sparkdeploy.estimate.limits import UNSCALED, beyond_context, context_of, needs_of, unserved
-from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.plan.models import layers_of
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.serve import Serve
 from tests.fakes.plans import drafter_fact, observed, plan
 from tests.families import config
-from tests.unit.conftest import REPOSITORY
+from tests.unit.estimate.shipped import MODELS
 from tests.unit.program import Run
 
 OWN = 4096
@@ -121,7 +120,6 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 128,
 }
-MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
 

@@ -15,7 +15,6 @@ from sparkdeploy.checkpoint.contents import Described
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checkpoint.safetensors import write_file
 from sparkdeploy.checks.report import Finding, Verdict
-from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.estimate.model_findings import (
     UNIQUE_NAMES,
     HeadCount,
@@ -29,10 +28,9 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.mods import FoundMod, maker_of
 from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.settings import load_settings
-from tests.unit.conftest import REPOSITORY
+from tests.unit.estimate.shipped import MODELS
 from tests.unit.program import Run
 
-MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

@@ -17,16 +17,15 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
-from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
+from sparkdeploy.recipe.load import Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.fakes.plans import FOLDERS, made_stages, model_fact
 from tests.launching import container_spec
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
 from tests.unit.program import Run
 
-SHELF = Library((REPOSITORY / "recipes",))
-V2 = load_recipe(SHELF, "v2")
+V2 = load_recipe(SHIPPED, "v2")
 
 ASKED = [
     "serve: {env: {PYTHONPATH: /m/hub}}",
@@ -249,7 +248,7 @@ def test_whatever_stands_in_a_recipe_the_shape_of_its_container_stays(
     assert spec.command[host + 1] == bound_host(is_public=is_public)
 
 
-ENGINE = load_engine(SHELF, "cuda-0.25")
+ENGINE = load_engine(SHIPPED, "cuda-0.25")
 CALM = st.from_regex(r"[\w./:@+ ;-]{1,20}\n?", fullmatch=True)
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from sparkdeploy.authoring.fits import fitting_rows
 from sparkdeploy.authoring.outlook import ground_for
-from sparkdeploy.recipe.load import Library, load_all, load_recipe
+from sparkdeploy.recipe.load import load_all, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.rehearsed import BY_A_SMALL_ONE, BY_THEIR_OWN_CONFIGURATION, NOT_REHEARSED, OF_THE_122B
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import REPOSITORY, SHIPPED
 from tests.unit.docs_blocks import block, with_block
 
 PAGE = REPOSITORY / "docs" / "models.md"
@@ -27,8 +27,7 @@ COLUMNS = 100
 
 
 def recipes() -> list[Recipe]:
-    shelf = Library((REPOSITORY / "recipes",))
-    found = [load_recipe(shelf, name).recipe for name in shelf.recipe_files()]
+    found = [load_recipe(SHIPPED, name).recipe for name in SHIPPED.recipe_files()]
     return sorted(found, key=lambda it: (model_name(it.model.known_as).lower(), it.name))
 
 

@@ -17,7 +17,7 @@ from sparkdeploy.image.stages import Stage
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
 from tests.fakes.plans import made_stages
-from tests.unit.conftest import REPOSITORY
+from tests.unit.conftest import SHIPPED
 
 RECIPE = """\
 schema: 1
@@ -144,7 +144,7 @@ def test_what_is_no_mod_is_refused(
 
 
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
-    engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
+    engine = load_engine(SHIPPED, "cuda-0.33")
     return made_stages(engine, "debian", mods=made)
 
 
