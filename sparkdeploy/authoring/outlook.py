@@ -256,6 +256,9 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
         seen = origin.machine.gpu if origin.machine is not None else None
         if origin.recipe is None or machine.gpu not in (seen or ""):
             continue
+        # The estimate that it scales is of one machine.
+        if origin.engine is not None and "_parallel_size" in origin.engine.flags:
+            continue
         speeds = [
             it.end_to_end_tok_s
             for suite in item.run.suites

@@ -11,14 +11,14 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.authoring.outlook import machine_wanted, measured_on
 from sparkdeploy.bench.files import read_record, record_text, write_record
-from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, Run
+from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, EngineOrigin, Run
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.errors import BenchError
-from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.server.metrics import Speculation
 from sparkdeploy.settings import load_settings
-from tests.fakes.bench_runs import fields_of, loaded_run, sample_run
+from tests.fakes.bench_runs import decode, fields_of, loaded_run, sample_run, sweep
 from tests.unit.conftest import REPOSITORY
+from tests.unit.estimate.shipped import HARDWARE
 
 SCHEMA_FILE = REPOSITORY / "docs" / "bench-record.schema.json"
 
@@ -41,16 +41,21 @@ def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -
     assert fields_of(json.loads(SCHEMA_FILE.read_text())) == fields_of(schema)
 
 
-def test_an_estimate_is_scaled_by_prompts_that_do_not_grow() -> None:
+def test_an_estimate_is_scaled_by_whole_suites_of_prompts_that_do_not_grow() -> None:
     settings = load_settings()
-    table = read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")
-    spark, other = (machine_wanted(name, table) for name in ("spark", "h200"))
+    spark, other = (machine_wanted(name, HARDWARE) for name in ("spark", "h200"))
+    run = sample_run("v2")
+    broken_off = replace(decode(99.0), is_complete=False)
+    longer = replace(sweep(99.0), is_complete=True)
+    others = replace(run, suites=(*run.suites, broken_off, longer))
+    engine = EngineOrigin(flags="{'tensor_parallel_size': 2}")
+    of_two_machines = replace(run, origin=replace(run.origin, engine=engine))
     found = []
-    for run in (sample_run("v2"), loaded_run("v2", speed=51.0)):
-        write_record(run, settings.state_dir / "bench" / "run.json")
+    for record in (run, loaded_run("v2", speed=51.0), others, of_two_machines):
+        write_record(record, settings.state_dir / "bench" / "run.json")
         found += measured_on(spark, settings)
         assert measured_on(other, settings) == []
-    assert found[0] == found[1]
+    assert found == [found[0]] * 3
     # Of one stream, from the request to its last token; several at once are faster together.
     assert found[0].end_to_end_tok_s == pytest.approx(0.96 * 51, rel=0.1)
 
