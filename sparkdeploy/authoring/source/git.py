@@ -273,7 +273,8 @@ def _checked(done: Completed, origin: str) -> str:
     output = masked_address(done.stderr.strip()) or f"exit code {done.exit_code}"
     first = next((line for line in output.splitlines() if line.startswith("fatal:")), None)
     reason = first.removeprefix("fatal: ") if first else output.splitlines()[-1]
-    if done.exit_code < 0 or "File too large" in output:
+    # It is a program of git's own that the limit ends.
+    if done.exit_code < 0 or "File too large" in output or "died of signal" in output:
         reason = f"it is larger than {MAX_PACK_BYTES >> 20} MiB, or git was ended: {reason}"
     raise NodeError(
         f"git could not take {masked_address(origin)}: {reason}",

