@@ -136,9 +136,8 @@ def _place(name: str, destination: str | None, settings: Settings) -> Path | Non
         path = Path(destination)
     # Neither of these raises for a name that is too long for any file.
     if os.path.isdir(path) and destination is not None:  # noqa: PTH112
-        raise UsageError(
-            f"-o {shown(path)} is a folder", hint=f"name a file in it: -o {shown(path / name)}.yaml"
-        )
+        inside = shlex.quote(shown(f"{path / name}.yaml"))
+        raise UsageError(f"-o {shown(path)} is a folder", hint=f"name a file in it: -o {inside}")
     # A link that leads nowhere is somebody's too.
     if os.path.lexists(path):
         raise _existing(path)

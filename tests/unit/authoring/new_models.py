@@ -15,7 +15,7 @@ def made(run: Run, *words: str) -> dict[str, object]:
     told: dict[str, object] = run.answer("new", "mine", *words, "--json")
     content = yaml_text.load_file(Path(str(told["path"])))
     assert isinstance(content, dict)
-    return {**content, "text": told["text"], "verdict": told["verdict"], "path": told["path"]}
+    return {**content, **told}
 
 
 def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
@@ -25,7 +25,7 @@ def folder_of(tmp_path: Path, family: str, **more: object) -> Path:
 def folder_at(folder: Path, family: str, **more: object) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config(family), **more}))
-    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "x": []}')
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": true}')
     return folder
 
 

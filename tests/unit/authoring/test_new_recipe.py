@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from sparkdeploy.plan.models import locate_model
 from sparkdeploy.recipe.load import Library, library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.families import config
-from tests.hub.double import HubDouble, Repo, hub_double
+from tests.hub.double import REPO, HubDouble, publish
 from tests.unit.authoring.new_models import folder_at, folder_of, made, weights_of
 from tests.unit.conftest import REPOSITORY
 from tests.unit.program import Run
@@ -25,8 +24,7 @@ from tests.unit.program import Run
 def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
     """What `plan` would refuse of a recipe's conversion."""
     read = load_settings()
-    fact = locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact
-    return fact.unfit
+    return locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact.unfit
 
 
 def test_a_known_model_gets_parsers_engine_and_the_context_that_fits(run: Run) -> None:
@@ -48,9 +46,13 @@ def test_a_known_model_gets_parsers_engine_and_the_context_that_fits(run: Run) -
 
 
 def test_a_model_that_is_too_large_is_for_several_machines(run: Run) -> None:
-    recipe = made(run, "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
-    nodes = yaml_text.load("{tensor_parallel: 4, min_nodes: 4}", "x")
-    assert recipe["cluster"] == nodes
+    weights = "Intel/Qwen3.5-397B-A17B-int4-AutoRound"
+    recipe = made(run, "--model", f"{weights}@v1")
+    assert recipe["model"] == {"repo": weights, "revision": "v1"}
+    assert recipe["cluster"] == {"tensor_parallel": 4, "min_nodes": 4}
+    assert "fits on 4 of NVIDIA DGX Spark" in str(recipe["text"])
+    assert recipe["next_step"] == "sparkdeploy plan mine --cluster"
+    assert "sparkdeploy plan like --cluster" in run("new", "like", "--from", "minimax-m2.7").stdout
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ def test_a_recipe_from_another_one_says_what_differs_alone(run: Run) -> None:
         *("schema", "name", "title", "extends", "model", "serve")
     }
     assert run.answer("show", "mine", "--json")["serve"]["tool_call_parser"] == "qwen3_coder"
+    assert "# All else is qwen3.6-35b's.\n" in str(recipe["text"])
 
 
 @pytest.mark.parametrize(
@@ -109,8 +112,7 @@ def test_what_a_model_cannot_have_of_its_base_is_switched_off(
     text = (load_settings().config_dir / "recipes" / "mine.yaml").read_text()
     assert text.count("# this model cannot have it: ") == len(names) + ("mtp" in names)
     assert "written to" in last
-    found = observed_unfit("mine")
-    assert found == ()
+    assert observed_unfit("mine") == ()
     assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
 
 
@@ -131,21 +133,6 @@ def test_the_next_step_is_a_command_that_works(
         # A machine without a GPU, and a folder without weights.
         assert done.returncode == 4, done.stderr
         assert "mine: model" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("Bad Name", "--model", "a/b"), 2),
-        (("mine", "--model", "no model"), 2),
-        (("mine", "--model", "un/known", "--offline"), 6),
-        (("mine", "--model", "openai/gpt-oss-120b", "--from", "absent"), 3),
-    ],
-)
-def test_what_cannot_be_made_leaves_no_file(run: Run, words: tuple[str, ...], code: int) -> None:
-    done = run("new", *words)
-    assert (done.returncode, done.stderr.count("error:")) == (code, 1)
-    assert not (load_settings().config_dir / "recipes").exists()
 
 
 def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> None:
@@ -209,35 +196,33 @@ def test_knobs_have_their_present_values_and_units(run: Run) -> None:
     assert text.startswith("# yaml-language-server: $schema=file:///")
     assert text.endswith("`sparkdeploy plan mine` says what `up` would do\n")
     assert (load_settings().config_dir / "recipes" / "mine.yaml").is_file()
+    printed = run("new", "v2", "--from", "mtp-1", "-o", "-").stdout
+    assert yaml_text.load(printed, "x")["title"] == "mtp-1, changed"
+    assert not Path("-").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("mine",), 2, "--from RECIPE"),
+        (("mine", "--from", "v2", "-o", ""), 2, "-o names no file"),
         (("mine", "--from", "nothere"), 3, "there is no recipe nothere"),
         (("Mine", "--from", "v2"), 2, "is no recipe name"),
+        (("Bad Name", "--model", "a/b"), 2, "is no recipe name"),
         (("v2", "--from", "v2"), 3, "v2 is a recipe that is shipped"),
+        (("mine", "--model", "no model"), 2, "names neither"),
+        (("mine", "--model", "un/known", "--offline"), 6, "un/known is not known"),
+        (("mine", "--model", "openai/gpt-oss-120b", "--from", "absent"), 3, "no recipe absent"),
     ],
 )
-def test_what_cannot_be_written_is_said(
+def test_what_cannot_be_made_is_said_and_leaves_no_file(
     run: Run, words: tuple[str, ...], code: int, said: str
 ) -> None:
     done = run("new", *words)
-    assert (done.returncode, said in done.stderr) == (code, True)
+    assert (done.returncode, done.stderr.count("error:")) == (code, 1)
+    assert said in done.stderr
+    assert "sparkdeploy-new-" not in done.stderr
     assert not (load_settings().config_dir / "recipes").exists()
-
-
-COMMIT, REPO = "1" * 40, "lab/other"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
-    with hub_double() as double:
-        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
-        # `--offline` sets it for the whole process, which here is that of all tests.
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        yield double
 
 
 @pytest.mark.parametrize("name", ["123", "null", "true", "1.5", "2024-01-01"])
@@ -283,6 +268,9 @@ def test_a_place_that_takes_no_file_is_named(
     assert done.returncode == 4
     assert f"{place[:100]}" in done.stderr
     assert "cannot be written" in done.stderr
+    Path("my own").mkdir()
+    done = run("new", "mine", "--from", "v2", "-o", "my own")
+    assert "fix: name a file in it: -o 'my own/mine.yaml'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -296,7 +284,9 @@ def test_a_place_that_takes_no_file_is_named(
         ),
         (["MiniMaxText01ForCausalLM"], "cuda-0.19", None, "takes hours to compile"),
         (["Starship", "Glm5NextForCausalLM"], "cuda-0.33", "0.30.0", "does not know Starship"),
-        (["StarshipForCausalLM"], "cuda-0.25", None, "None of our engines knows"),
+        (["Glm5NextForCausalLM", "LlamaForCausalLM"], "cuda-0.33", None, "older than GLM-5.3"),
+        (["StarshipForCausalLM"], "cuda-0.25", None, "they have vLLM 0.19.1, 0.25.1, 0.33.0."),
+        (["Starship", "B", "C", "D"], "cuda-0.25", None, "# Starship, B, C, ...; config.json of"),
         ([], "cuda-0.25", None, "config.json names no architecture"),
     ],
 )
@@ -307,16 +297,13 @@ def test_the_engine_is_the_first_whose_registry_has_the_model(
     recipe = made(run, "--model", str(folder))
     assert (recipe["engine"], recipe.get("least_vllm")) == (engine, least)
     assert words in str(recipe["text"])
+    assert "vLLM takes by itself: temperature 0.6.\n" in str(recipe["text"])
 
 
 def test_code_of_the_models_own_needs_consent(run: Run, tmp_path: Path) -> None:
     own = {"architectures": ["StarshipForCausalLM"], "auto_map": {"AutoConfig": "x.y"}}
     text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
     assert "serve.trust_remote_code: true, and your consent" in text
-
-
-def publish(hub: HubDouble, folder: Path, token: str | None = None) -> None:
-    hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT}, token=token)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +325,7 @@ def test_what_is_no_model_is_told_by_its_files(
     for name in files:
         (folder / name).write_text("{}")
     publish(hub, folder)
-    done = run("new", "mine", "--model", str(folder) if is_here else REPO)
+    done = run("new", "mine", "--model", str(folder) if is_here else f"{REPO}@v1")
     assert done.returncode == 6
     assert words in done.stderr
     assert "fix: name" in done.stderr

@@ -45,9 +45,8 @@ def test_an_estimate_is_scaled_by_whole_suites_of_prompts_that_do_not_grow() -> 
     settings = load_settings()
     spark, other = (machine_wanted(name, HARDWARE) for name in ("spark", "h200"))
     run = sample_run("v2")
-    broken_off = replace(decode(99.0), is_complete=False)
-    longer = replace(sweep(99.0), is_complete=True)
-    others = replace(run, suites=(*run.suites, broken_off, longer))
+    uncounted = replace(decode(99.0), is_complete=False), replace(sweep(99.0), is_complete=True)
+    others = replace(run, suites=(*run.suites, *uncounted))
     engine = EngineOrigin(flags="{'tensor_parallel_size': 2}")
     of_two_machines = replace(run, origin=replace(run.origin, engine=engine))
     found = []

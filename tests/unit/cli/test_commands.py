@@ -71,7 +71,9 @@ def test_a_list_is_one_screen_of_what_fits_a_spark_where_no_gpu_is(
     broken = "broken: recipe odd has 1 mistake: "
     assert broken in whole
     fits = " ".join(run("list", "--fits", "spark").stdout.split())
+    assert " minimax-m2.7 on 2 over 2 machines, " in fits
     assert "serve.max_model_len: 'many' is wrong" in fits
+    assert run("list", "too", "large", "--fits", "spark").stdout == ""
     assert broken in " ".join(run("list", "--all").stdout.split())
     (tmp_path / "config" / "config.yaml").write_text("default_recipe: v22\n")
     for words in (("plan",), ("plan", "--hardware", "spark"), ("up",)):
@@ -84,11 +86,17 @@ def test_a_list_is_one_screen_of_what_fits_a_spark_where_no_gpu_is(
     assert settings.endswith("1 wrong (x)")
 
 
-def test_fits_alone_means_this_machine(run: Run) -> None:
+def test_fits_alone_means_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     here = run.answer("list", "--fits", "here", "--json")
     assert run.answer("list", "--fits", "--json") == here
     assert run.answer("list", "--json", "--fits") == here
     assert run("list", "--fits", "toaster").returncode == 2
+    gpu = facts.GpuFact("NVIDIA H200", memory_bytes=150 << 30)
+    monkeypatch.setattr(facts, "read_gpus", lambda *_: facts.GpuReading((gpu,)))
+    assert "recipes that fit here" in run("list").stdout
+    assert run("list", "--fits").stdout.startswith("on this machine (")
+    made = run.answer("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-", "--json")
+    assert made["verdict"].startswith("fits on NVIDIA H200")
 
 
 def test_plan_works_without_docker_gpu_and_network(run: Run) -> None:

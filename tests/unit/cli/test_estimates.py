@@ -11,7 +11,7 @@ import pytest
 
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
-from tests.hub.double import Repo, hub_double
+from tests.hub.double import HubDouble, publish
 from tests.unit.conftest import REPOSITORY
 from tests.unit.program import Run
 
@@ -73,7 +73,18 @@ def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, twin: Pa
     files = twin.glob("*.safetensors")
     assert content["facts"] == "safetensors headers on this machine"
     assert sum(content["stored_bytes"].values()) < sum(path.stat().st_size for path in files)
-    assert "v2: Hybrid" in run("plan", "v2", *HERE).stdout
+    said = run("plan", "v2", *HERE, "--set", path).stdout
+    assert "v2: Hybrid" in said
+    assert "start: the image" in said
+
+
+def test_a_plan_says_what_is_set_and_no_variable_s_value(run: Run) -> None:
+    words = ("--set", "serve.env={A: hush, B: x}")
+    said = " ".join(run("plan", "v2", "--hardware", "spark", *words).stdout.split())
+    assert "bytes a step: 14.85 -> 12.12 GB by FP8 of dense layers, LM head back ends: att" in said
+    assert "start: 72.4 GB to download; the image" in said
+    assert "serve.enable_auto_tool_choice=true, serve.env=A,B, backends.moe=MARLIN, and 2" in said
+    assert "hush" not in said
 
 
 def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) -> None:
@@ -83,14 +94,12 @@ def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) ->
 
 
 def test_headers_are_read_from_the_hub_and_nothing_else(
-    run: Run, twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, twin: Path, tmp_path: Path, hub: HubDouble
 ) -> None:
     local = json.loads(run("plan", "v2", *HERE, "--json", "--set", f"model.path={twin}").stdout)
-    with hub_double() as hub:
-        commit = "1" * 40
-        hub.repos["lab/twin"] = Repo({commit: twin}, {"main": commit})
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        content = run.answer("plan", "v2", "--headers", "--json", "--set", "model.repo=lab/twin")
+    # Its facts are shipped, and the hub is asked all the same.
+    publish(hub, twin, "Intel/Qwen3.5-122B-A10B-int4-AutoRound")
+    content = run.answer("plan", "v2", "--headers", "--json", "--set", "model.revision=v1")
     assert content["capacity"]["facts"].startswith("safetensors headers on the hub")
     assert content["capacity"]["stored_bytes"] == local["capacity"]["stored_bytes"]
     files = sum(path.stat().st_size for path in twin.glob("*.safetensors"))
@@ -153,6 +162,7 @@ def test_sizes_that_no_nodes_serve_are_refused_as_up_refuses_them(run: Run) -> N
 def test_what_others_reported_is_of_the_recipe_as_it_is(run: Run) -> None:
     arguments = ("plan", "v2", "--hardware", "spark")
     assert "51 tok/s" in run(*arguments).stdout
+    assert "reported" not in run("plan", "v2", "--hardware", "h200").stdout
     assert "51 tok/s" in run(*arguments, "--port", "8011", "--set", "model.served_name=x").stdout
     for changed in ("serve.max_num_seqs=2", "checkpoint.lm_head=bf16"):
         assert "reported" not in run(*arguments, "--set", changed).stdout.replace(
@@ -196,4 +206,5 @@ def test_a_context_that_does_not_fit_is_refused_alike(run: Run) -> None:
     words = ("--set", "serve.gpu_memory_utilization=0.61", "--json")
     there = run("plan", "v2", "--hardware", "spark", *words)
     assert there.returncode == 4
-    assert "machine.room" in there.stdout
+    told = json.loads(there.stdout)
+    assert ["machine.room" in str(told[kind]) for kind in ("problems", "warnings")] == [True, False]

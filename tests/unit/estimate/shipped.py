@@ -1,7 +1,5 @@
 """What the planner reads of this checkout."""
 
-from __future__ import annotations
-
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.estimate.speed import read_acceptance

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkdeploy import yaml_text
-from sparkdeploy.recipe.load import Library, Resolved
-from tests.unit.conftest import REPOSITORY
+from sparkdeploy.recipe.load import Resolved
+from tests.unit.conftest import SHIPPED
 
 FOLDER = Path(__file__).parent
 CASES = yaml_text.load_file(FOLDER / "cases.yaml")
@@ -31,7 +31,7 @@ command: |
 """.format(digest="a" * 64, blank="  ")
 """Words before vLLM, a blank behind a backslash, a comment, a folder that is mounted."""
 
-SHELF = Library((REPOSITORY / "recipes",))
+SHELF = SHIPPED
 ALLOWED = "allow_unsafe=true"
 
 
