@@ -95,7 +95,7 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     assert first.slug == "fix-it"
     for name in (".git", "__pycache__"):
         (folder / name).mkdir()
-        (folder / name / ".DS_Store").touch()
+        (folder / name / "x").touch()
     (folder / ".DS_Store").touch()
     assert read_mod(mod).digest() == first.digest()
     (folder / "x.patch").write_text("+")
