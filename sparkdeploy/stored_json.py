@@ -18,6 +18,8 @@ MAX_NUMBER = 2**63
 MIN_NUMBER = 1e-60
 """So that what is divided by it is one."""
 MAX_DIGITS = 20
+MAX_DEPTH = 100
+"""Each release of Python reads to another depth, and writes what it has read to another one."""
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -26,7 +28,8 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
     """Return what a file holds, as `read_bytes` reads it.
 
     Raises OSError as that does, and ValueError for what is no JSON, holds more than MAX_VALUES
-    values, a number beyond MAX_NUMBER, or half a surrogate pair.
+    values, is nested deeper than MAX_DEPTH, holds a number beyond MAX_NUMBER, or half a surrogate
+    pair.
     """
     text = read_bytes(path, MAX_BYTES).decode("utf-8")
     if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
@@ -35,8 +38,19 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON
         content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    _check_depth(content)
     check_pairs(text, content)
     return content
+
+
+def _check_depth(content: object) -> None:
+    boxes: list[Any] = [[content]]
+    for _ in range(MAX_DEPTH + 1):
+        within = (it for box in boxes for it in (box.values() if isinstance(box, dict) else box))
+        boxes = [it for it in within if isinstance(it, (dict, list))]
+        if not boxes:
+            return
+    raise ValueError("it is nested too deep")
 
 
 def check_pairs(text: str, content: object) -> None:
