@@ -99,8 +99,11 @@ def test_a_file_or_link_of_that_name_stays(
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
         monkeypatch.setattr("os.link", refuse)
+    named: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda _: named.append((shared / "file").exists()))
     with atomic_files.opened_folder(shared) as folder:
         folder.create("file", b"first")
+        assert named == [False, True], "its content before its name, and then the folder"
         (shared / "link").symlink_to(private)
         (shared / "nowhere").symlink_to(tmp_path / "nowhere")
         for name in ("file", "link", "nowhere"):
