@@ -1,5 +1,6 @@
 """Gather what an estimate needs: facts of the model, a machine, and every recipe to compare."""
 
+import re
 import statistics
 import time
 import timeit
@@ -39,6 +40,7 @@ from sparkdeploy.terminal.tables import Block
 
 COPIED_BYTES = 128 * 2**20
 COPIES = 3
+_DIVIDED = re.compile(r"'(?:tensor|pipeline|data)_parallel_size'")
 VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
 
 
@@ -256,8 +258,8 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
         seen = origin.machine.gpu if origin.machine is not None else None
         if origin.recipe is None or machine.gpu not in (seen or ""):
             continue
-        # The estimate that it scales is of one machine.
-        if origin.engine is not None and "_parallel_size" in origin.engine.flags:
+        # The estimate that it scales is of one machine; a drafter's own part says nothing of that.
+        if origin.engine is not None and _DIVIDED.search(origin.engine.flags):
             continue
         speeds = [
             it.end_to_end_tok_s

@@ -46,11 +46,11 @@ def test_an_estimate_is_scaled_by_whole_suites_of_prompts_that_do_not_grow() -> 
     spark, other = (machine_wanted(name, HARDWARE) for name in ("spark", "h200"))
     run = sample_run("v2")
     uncounted = replace(decode(99.0), is_complete=False), replace(sweep(99.0), is_complete=True)
-    others = replace(run, suites=(*run.suites, *uncounted))
-    engine = EngineOrigin(flags="{'tensor_parallel_size': 2}")
-    of_two_machines = replace(run, origin=replace(run.origin, engine=engine))
+    drafting = replace(run.origin, engine=EngineOrigin(flags="{'draft_tensor_parallel_size': 1}"))
+    others = replace(run, suites=(*run.suites, *uncounted), origin=drafting)
+    of_two = replace(run.origin, engine=EngineOrigin(flags="{'tensor_parallel_size': 2}"))
     found = []
-    for record in (run, loaded_run("v2", speed=51.0), others, of_two_machines):
+    for record in (run, loaded_run("v2", speed=51.0), others, replace(run, origin=of_two)):
         write_record(record, settings.state_dir / "bench" / "run.json")
         found += measured_on(spark, settings)
         assert measured_on(other, settings) == []
