@@ -361,12 +361,14 @@ def host_path(source: SourceRecipe, place: str) -> str | None:
     """Return the path on this machine, as `volumes` say; None for a name that is no path."""
     if not place.startswith(("/", "~", ".")):
         return None
-    mounts = [("", "")]
+    mounts = []
     for volume in source.listed("volumes"):
         host, _, rest = str(volume).partition(":")
         inside = rest.partition(":")[0].rstrip("/")
         if inside and (place.rstrip("/") + "/").startswith(inside + "/"):
             mounts.append((inside, host))
+    if not mounts:
+        return place
     # Of mounts within one another the innermost counts.
     inside, host = max(mounts)
-    return host.rstrip("/") + place.rstrip("/")[len(inside) :] if inside else place
+    return host.rstrip("/") + place.rstrip("/")[len(inside) :]
